@@ -1,0 +1,411 @@
+"""The data types and the small protocols that every part stands on.
+
+Nothing here imports torch: the edge, the comparison and the help use these types too. Tensors
+appear in annotations only.
+
+Shapes are written with these letters: `rows` tensor rows of a micro-batch, `length` positions of
+a row, `d` hidden width, `vocab` rows of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+Numerics = Literal["same", "close"]
+"""What a part does to the loss curve: `same` up to float rounding, `close` within the margin."""
+
+Split = Literal["train", "eval"]
+
+IGNORE = -100
+"""Target value of a position that contributes no loss."""
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One mistake in a command, in the four parts a user needs.
+
+    key: the full configuration key, as typed on the command line.
+    given: what was given, as text.
+    allowed: what would have been accepted, as text.
+    next_step: something to type or to do.
+    """
+
+    key: str
+    given: str
+    allowed: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: given {self.given}; allowed: {self.allowed}; next: {self.next_step}"
+
+
+class UserError(Exception):
+    """A mistake that the user can mend; carries its faults and prints no traceback."""
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = faults
+
+
+class Unsupported(Exception):
+    """This device or installation cannot do what the job asks; never a reason to do less."""
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Example:
+    """One tokenized sequence.
+
+    ids: (n,) token ids, prompt and end-of-text token included.
+    loss: (n,) True where the token is to be predicted. Position 0 is never predicted, whatever
+        `loss[0]` says.
+    """
+
+    ids: NDArray[np.integer[Any]]
+    loss: NDArray[np.bool_]
+
+    @property
+    def length(self) -> int:
+        """Real tokens of the example."""
+        return len(self.ids)
+
+    @property
+    def useful(self) -> int:
+        """Target positions that contribute to the loss (after the causal shift)."""
+        return int(self.loss[1:].sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Token counts on one definition each, see the words of the design.
+
+    useful: target positions that contribute to the loss, after shift and mask.
+    nonpad: input positions that hold a real token, prompt included.
+    slots: positions of the processed tensors, padding included.
+    """
+
+    useful: int = 0
+    nonpad: int = 0
+    slots: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            useful=self.useful + other.useful,
+            nonpad=self.nonpad + other.nonpad,
+            slots=self.slots + other.slots,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MicroBatch:
+    """The examples of one forward and backward pass.
+
+    input_ids: (rows, length) int64.
+    targets: (rows, length) int64; `targets[r, t]` is the token that follows position t in the
+        same document, or IGNORE. Already shifted: models and losses never shift again.
+    positions: (rows, length) int64 position of each token in its document, or None when every
+        row is one document that starts at position 0.
+    segments: (rows, length) int64 document number within the row, -1 on padding, or None when
+        every row is one document followed by padding only. Attention never crosses segments.
+    weights: (rows, length) float32 weight of each target in the summed loss, or None for 1.
+    sequence: (rows, length) int64 number of the example within the micro-batch, -1 on padding;
+        None when row r is example r.
+    lengths: real tokens of each document, in order.
+    counts: token counts of this micro-batch, counted on the host by the collator.
+    """
+
+    input_ids: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    segments: Tensor | None = None
+    weights: Tensor | None = None
+    sequence: Tensor | None = None
+    lengths: tuple[int, ...]
+    counts: Counts
+
+    @property
+    def examples(self) -> int:
+        """Examples in this micro-batch."""
+        return len(self.lengths)
+
+
+@runtime_checkable
+class Data(Protocol):
+    """A corpus, split and tokenized."""
+
+    setup_keys: ClassVar[frozenset[str]]
+
+    def load(self, *, seq_len: int, cache: str) -> Corpus:
+        """Read, tokenize (or take from `cache`) and split; examples longer than `seq_len` are
+        cut on the right. Raises UserError when nothing usable is left."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Corpus:
+    """What a data part delivers.
+
+    train, eval: examples, addressable by index; loading one may touch a file.
+    fingerprint: hex digest over source, tokenizer, split and every preprocessing option.
+    vocab: number of token ids in use; every id is below it.
+    pad_id: id written into padding (never a target).
+    truncated: examples cut to `seq_len`, both splits.
+    dropped: examples left out, by reason, both splits.
+    prepared_s: seconds spent on preparing (tokenizing or reading the cache).
+    """
+
+    train: Sequence[Example]
+    eval: Sequence[Example]
+    fingerprint: str
+    vocab: int
+    pad_id: int
+    truncated: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    prepared_s: float = 0.0
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """Turns the examples of one update into micro-batches of `size` examples."""
+
+    numerics: ClassVar[Numerics]
+
+    def micro_batches(
+        self, examples: Sequence[Example], *, size: int, pad_id: int, seq_len: int
+    ) -> list[MicroBatch]:
+        """All micro-batches of one update; every example appears in exactly one of them."""
+
+
+# --- objective and loss -----------------------------------------------------------------------
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """Defines what one update minimises: a sum over targets divided by one denominator."""
+
+    def weights(self, micro: MicroBatch) -> Tensor | None:
+        """(rows, length) float32 weight of each target, on the host; None means 1."""
+
+    def denominator(self, micros: Sequence[MicroBatch]) -> float:
+        """The divisor of the whole update, counted on the host; 0 when nothing is valid."""
+
+
+@runtime_checkable
+class LossLever(Protocol):
+    """Computes the summed loss from the hidden states."""
+
+    def loss_sum(
+        self, hidden: Tensor, head_weight: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Scalar float32: sum over targets other than IGNORE of weight * cross-entropy (nats)."""
+
+
+# --- model ------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Attention(Protocol):
+    """The one seam through which every model attends."""
+
+    def plan(self, segments: Tensor | None, like: Tensor) -> Any:
+        """What `attend` needs to know about documents; made once per forward pass. `like` is a
+        tensor of the model's device and format."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Any, dropout_p: float) -> Tensor:
+        """Causal attention. q (rows, heads, length, dh); k, v (rows, kv_heads, length, dh)."""
+
+
+class Description(Protocol):
+    """Shapes of a model, without torch: what plan, FLOPs and checks need to know.
+
+    Read-only attributes; `matmul_params` counts the elements of every matrix that each token is
+    multiplied with, head included, embedding look-ups excluded; `params` counts each unique
+    (tied) parameter once.
+    """
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def head_width(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def params(self) -> int: ...
+    @property
+    def matmul_params(self) -> int: ...
+
+
+class Model(Protocol):
+    """A decoder, as an `nn.Module` with these names."""
+
+    blocks: nn.ModuleList
+    attention: Attention
+    description: Description
+
+    def hidden(
+        self, input_ids: Tensor, positions: Tensor | None, segments: Tensor | None
+    ) -> Tensor:
+        """(rows, length, d) final hidden states, ready for the head."""
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(vocab, d) weight of the head (the tied embedding where tied)."""
+
+
+class ModelSpec(Protocol):
+    """The configured part that builds a model: shapes checked without torch, then the module."""
+
+    def describe(self) -> Description:
+        """Shapes, without building anything."""
+
+    def build(self, seed: int) -> nn.Module:
+        """A freshly initialised Model on the CPU in fp32; the same weights for the same seed."""
+
+
+# --- recipe -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a recipe needs of the device.
+
+    cuda: whether only a CUDA device can run it.
+    capability: lowest CUDA compute capability, as (major, minor); None for any.
+    """
+
+    cuda: bool = False
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalePolicy:
+    """Dynamic loss scaling (specification equation 7.5).
+
+    The scale starts at `init`, is multiplied by `growth` after `interval` updates in a row that
+    were applied, and by `backoff` after each update that was skipped for a non-finite gradient.
+    """
+
+    init: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+
+class Recipe:
+    """A precision choice. A recipe overrides what it needs; the defaults are plain FP32.
+
+    formats: declared formats by role: `storage`, `compute`, `accumulate`, `state`.
+    """
+
+    numerics: ClassVar[Numerics] = "close"
+    requirements: ClassVar[Requirements] = Requirements()
+    formats: ClassVar[Mapping[str, str]]
+
+    def controls(self) -> Mapping[str, str]:
+        """Backend controls to set, by dotted name under `torch.backends`."""
+        return {
+            "cuda.matmul.fp32_precision": "ieee",
+            "cudnn.fp32_precision": "ieee",
+            "mkldnn.matmul.fp32_precision": "ieee",
+        }
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Change the model's storage or layers, once, before the optimizer is built."""
+        return model
+
+    def compute(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Context of each forward pass of training."""
+        return nullcontext()
+
+    def scaler(self) -> ScalePolicy | None:
+        """Loss-scaling policy, or None for no scaling."""
+        return None
+
+    def evaluation(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Context in which `model` computes in fp32 on its trained weights."""
+        return nullcontext()
+
+
+# --- levers -----------------------------------------------------------------------------------
+
+
+class Lever:
+    """A choice that changes live memory. A lever overrides the hooks it needs."""
+
+    numerics: ClassVar[Numerics] = "same"
+
+    def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
+        """Faults of this lever against the rest of the resolved config; no torch."""
+        return ()
+
+    def apply(self, model: nn.Module) -> None:
+        """Change the model, once, after the recipe prepared it and before the optimizer."""
+
+    def forward(self) -> AbstractContextManager[Any] | None:
+        """Context around each forward pass, or None."""
+        return None
+
+    def backward(self) -> AbstractContextManager[Any] | None:
+        """Context around each backward pass, or None."""
+        return None
+
+    def clear_gradients(self) -> Callable[[torch.optim.Optimizer], None] | None:
+        """How gradients are cleared before an update, if this lever decides it."""
+        return None
+
+
+# --- optimizer and schedule -------------------------------------------------------------------
+
+
+class OptimizerPart(Protocol):
+    """Algorithm, hyper-parameters and implementation of the parameter update."""
+
+    setup_keys: ClassVar[frozenset[str]]
+    lr: float
+
+    def build(self, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+        """An optimizer over every unique trainable parameter, each in exactly one group."""
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether `step` obeys a `found_inf` tensor and takes a tensor learning rate."""
+
+
+class Schedule(Protocol):
+    """Learning-rate factor by applied update."""
+
+    def factors(self, updates: int) -> list[float]:
+        """`factors[i]` multiplies the base rate in the update after i applied ones; length
+        `updates`."""
+
+
+# --- helpers that every side may use ----------------------------------------------------------
+
+
+@contextmanager
+def entered(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter several contexts in order and leave them in reverse."""
+    if not contexts:
+        yield
+        return
+    with contexts[0], entered(contexts[1:]):
+        yield
