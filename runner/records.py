@@ -1,0 +1,261 @@
+"""What a run leaves behind: one journal line per update, one record at the end.
+
+Both are versioned JSON. Numbers that are not finite are written as null beside a marker, so the
+files are valid JSON everywhere; unknown is null or absent, never 0 or -1. Nothing here imports
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.contracts import Counts
+
+SCHEMA_VERSION = 1
+"""1: first version."""
+
+JOURNAL = "journal.jsonl"
+RECORD = "record.json"
+PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
+"""Phases of an update; with `communication` (always 0 on one device) they sum to the total."""
+
+STATUSES = ("ok", "diverged", "oom", "error", "killed", "unsupported")
+
+
+def nonfinite(value: float | None) -> str | None:
+    """`nan`, `+inf` or `-inf` for a value that is not finite, else None."""
+    if value is None or math.isfinite(value):
+        return None
+    if math.isnan(value):
+        return "nan"
+    return "+inf" if value > 0 else "-inf"
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where it is not finite."""
+    return None if value is None or not math.isfinite(value) else value
+
+
+def restore(value: float | None, marker: str | None) -> float | None:
+    """The number that `finite` and `nonfinite` took apart."""
+    return float(marker) if marker is not None else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRecord:
+    """One attempted update.
+
+    update: applied updates including this one, if it was applied; the curve's abscissa.
+    attempt: number of this attempt, from 1.
+    applied: whether the parameters were changed.
+    skipped_reason: `nonfinite_gradient`, `nothing_valid`, or None when applied.
+    loss: summed loss over the denominator of the update (nats), before the update.
+    grad_norm: 2-norm of the unscaled gradient before clipping.
+    lr: learning rate used; loss_scale: scale used, or None without scaling.
+    tokens, examples: counts over all micro-batches of the update.
+    time: seconds exposed, by phase; host: seconds the host worked on a phase, exposed or not.
+    memory: peak bytes allocated and reserved during the update; None on a CPU.
+    marks: why this update is left out of step-time statistics; empty when it counts.
+    """
+
+    update: int
+    attempt: int
+    applied: bool
+    skipped_reason: str | None
+    loss: float | None
+    grad_norm: float | None
+    lr: float
+    loss_scale: float | None
+    tokens: Counts
+    examples: int
+    time: Mapping[str, float]
+    total: float
+    host: Mapping[str, float]
+    memory: Mapping[str, int] | None
+    marks: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The journal's object: nested as the design's contract says."""
+        marker = nonfinite(self.loss)
+        norm_marker = nonfinite(self.grad_norm)
+        return {
+            "update": self.update,
+            "attempt": self.attempt,
+            "applied": self.applied,
+            "skipped_reason": self.skipped_reason,
+            "loss": finite(self.loss),
+            "nonfinite": marker,
+            "grad_norm": finite(self.grad_norm),
+            **({"grad_norm_nonfinite": norm_marker} if norm_marker else {}),
+            "lr": self.lr,
+            "loss_scale": self.loss_scale,
+            "tokens": asdict(self.tokens),
+            "examples": self.examples,
+            "time": {"total": self.total, **self.time, "communication": 0.0},
+            "host": dict(self.host),
+            "memory": None if self.memory is None else dict(self.memory),
+            "marks": list(self.marks),
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> UpdateRecord:
+        """Read a journal object back; non-finite values come back as floats."""
+        return cls(
+            update=line["update"],
+            attempt=line["attempt"],
+            applied=line["applied"],
+            skipped_reason=line["skipped_reason"],
+            loss=restore(line["loss"], line.get("nonfinite")),
+            grad_norm=restore(line["grad_norm"], line.get("grad_norm_nonfinite")),
+            lr=line["lr"],
+            loss_scale=line["loss_scale"],
+            tokens=Counts(**line["tokens"]),
+            examples=line["examples"],
+            time={phase: line["time"][phase] for phase in PHASES},
+            total=line["time"]["total"],
+            host=line["host"],
+            memory=line["memory"],
+            marks=tuple(line["marks"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """Held-out loss after `update` applied updates.
+
+    eval_loss: summed cross-entropy over targets, in nats per target, computed in fp32.
+    eval_tokens: number of targets it is over.
+    """
+
+    update: int
+    eval_loss: float
+    eval_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The journal's evaluation line."""
+        return {
+            "update": self.update,
+            "eval_loss": finite(self.eval_loss),
+            "nonfinite": nonfinite(self.eval_loss),
+            "eval_tokens": self.eval_tokens,
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> EvaluationRecord:
+        """Read an evaluation line back."""
+        loss = restore(line["eval_loss"], line.get("nonfinite"))
+        assert loss is not None
+        return cls(update=line["update"], eval_loss=loss, eval_tokens=line["eval_tokens"])
+
+
+JournalLine = UpdateRecord | EvaluationRecord
+
+
+def parse_line(line: str) -> JournalLine:
+    """One journal line as its record."""
+    data = json.loads(line)
+    return (EvaluationRecord if "eval_loss" in data else UpdateRecord).from_json(data)
+
+
+def read_journal(path: Path) -> list[JournalLine]:
+    """Every complete line of a journal; a last line that was cut by a kill is left out."""
+    return [line for line, _ in follow_journal(path, 0)]
+
+
+def follow_journal(path: Path, offset: int) -> Iterator[tuple[JournalLine, int]]:
+    """Complete lines from byte `offset` on, each with the offset behind it."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            offset += len(raw)
+            yield parse_line(raw.decode()), offset
+
+
+def updates_of(lines: Sequence[JournalLine]) -> list[UpdateRecord]:
+    """The update records of a journal, in order."""
+    return [line for line in lines if isinstance(line, UpdateRecord)]
+
+
+def evaluations_of(lines: Sequence[JournalLine]) -> list[EvaluationRecord]:
+    """The evaluation records of a journal, in order."""
+    return [line for line in lines if isinstance(line, EvaluationRecord)]
+
+
+def dumps(value: Any) -> str:
+    """Strict JSON on one line: a non-finite number that reached here is a mistake and raises."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old file or the whole new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run as a whole; `record.json`.
+
+    status: one of STATUSES; message: what happened, in words, for every status but ok.
+    command: the command that repeats this job. config: resolved, nested.
+    summary: figures by their MLflow name without `summary/`; absent means unknown.
+    sizes: counts of examples, tokens, parameters, micro-batches.
+    evidence: items of `{value, how}`, where how is `observed`, `read_back` or `declared`.
+    numerics, evaluation, diagnosis, memory, environment: objects as the design names them.
+    """
+
+    status: str
+    message: str
+    command: Sequence[str]
+    workload_id: str | None
+    setup_id: str | None
+    config: Mapping[str, Any]
+    summary: Mapping[str, float] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    numerics: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    diagnosis: Sequence[Mapping[str, Any]] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is not one of {STATUSES}")
+
+    def write(self, folder: Path) -> None:
+        """Write `record.json` into the run folder, atomically."""
+        text = json.dumps(asdict(self), allow_nan=False, indent=1)
+        write_atomically(folder / RECORD, text)
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord | None:
+        """The record of a run folder, or None where there is none.
+
+        Raises ValueError for a record of a later schema version.
+        """
+        path = folder / RECORD
+        if not path.exists():
+            return None
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema_version"] > SCHEMA_VERSION:
+            raise ValueError(
+                f"{path} has schema version {data['schema_version']}; "
+                f"this program reads up to {SCHEMA_VERSION}"
+            )
+        return cls(**data)
