@@ -1,0 +1,1 @@
+"""Architectures: specs that are checked without torch, and the networks they build."""
