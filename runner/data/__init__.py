@@ -1,0 +1,1 @@
+"""Corpora, their order, and how examples become micro-batches."""
