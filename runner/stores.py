@@ -1,0 +1,114 @@
+"""Addresses of tracking stores: which are accepted, and whether one answers. No MLflow here."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from runner.contracts import Fault, UserError
+
+Result = TypeVar("Result")
+
+ALLOWED = (
+    "null (mlflow.db in the launch folder), sqlite:///FILE.db, http(s)://HOST:PORT, "
+    "postgresql://, mysql://, mssql://, databricks"
+)
+_REMOTE = ("http", "https", "postgresql", "mysql", "mssql", "databricks")
+
+
+def uri_fault(given: object, problem: str, next_step: str) -> UserError:
+    """The error for a store that cannot be used."""
+    text = f"{given} ({problem})" if problem else str(given)
+    return UserError(Fault(key="tracking.uri", given=text, allowed=ALLOWED, next_step=next_step))
+
+
+def resolve_uri(uri: str | None, launch: Path) -> str:
+    """The address in full; relative sqlite paths count from the absolute folder `launch`.
+
+    Raises UserError for an address that MLflow refuses or that would not outlive the process.
+    """
+    given = f"sqlite:///{launch / 'mlflow.db'}" if uri is None else uri
+    scheme = given.partition(":")[0].partition("+")[0]
+    if scheme == "sqlite":
+        return _resolve_sqlite(given, launch)
+    if scheme in _REMOTE and ("://" in given or scheme == "databricks"):
+        return given
+    raise uri_fault(
+        repr(given), "folders are not tracking stores", "type tracking.uri=sqlite:///mlflow.db"
+    )
+
+
+def _resolve_sqlite(given: str, launch: Path) -> str:
+    driver, mark, rest = given.partition(":///")
+    name, question, options = rest.partition("?")
+    if not mark or not name or name == ":memory:":
+        raise uri_fault(
+            repr(given), "names no file to keep", "type tracking.uri=sqlite:///mlflow.db"
+        )
+    path = launch / name
+    if "?" in str(path):
+        raise uri_fault(
+            repr(given), "the path holds a question mark", "start the command in another folder"
+        )
+    return f"{driver}:///{path}{question}{options}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of a resolved sqlite address, or None for any other store."""
+    if not uri.startswith("sqlite"):
+        return None
+    return Path(uri.partition(":///")[2].partition("?")[0])
+
+
+def probe(uri: str, seconds: float) -> None:
+    """Find out quickly whether the store can be reached: a connection, or a lock on the file.
+
+    Raises OSError or sqlite3.Error with the reason. MLflow's own calls would try for minutes.
+    """
+    path = sqlite_path(uri)
+    if path is not None:
+        _probe_file(path, seconds)
+        return
+    parts = urlsplit(uri)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), timeout=seconds).close()
+
+
+def _probe_file(path: Path, seconds: float) -> None:
+    connection = sqlite3.connect(path, timeout=seconds, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+def within(seconds: float, work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises; TimeoutError when it takes longer.
+
+    It goes on in a daemon thread then: MLflow takes its time limits from the environment only,
+    and a server that accepts connections but never answers would hold the caller for minutes.
+    """
+    found: list[Result] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = Thread(target=run, daemon=True, name="tracking-check")
+    thread.start()
+    thread.join(seconds)
+    if raised:
+        raise raised[0]
+    if not found:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return found[0]
