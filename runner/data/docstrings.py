@@ -11,12 +11,6 @@ from runner.data.texts import collect
 from runner.data.tokenizer import ByteTokenizer
 
 
-def check_share(eval_share: float) -> None:
-    """Raise ValueError unless some texts, not all, are held out."""
-    if not 0 < eval_share < 1:
-        raise ValueError(f"eval_share: given {eval_share}; allowed: above 0 and below 1")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Docstrings:
     """Every function and class of the running Python's standard library that has a docstring.
@@ -32,7 +26,13 @@ class Docstrings:
     eval_share: float = 0.05
 
     def __post_init__(self) -> None:
-        check_share(self.eval_share)
+        self.options(seq_len=2)
+
+    def options(self, *, seq_len: int) -> pipeline.Options:
+        """What decides the examples; raises ValueError for a field out of range."""
+        return pipeline.Options(
+            name=self.name, seq_len=seq_len, eval_share=self.eval_share, overlong="truncate"
+        )
 
     def load(self, *, seq_len: int, cache: str) -> Corpus:
         """See `runner.contracts.Data`."""
@@ -41,9 +41,7 @@ class Docstrings:
         return pipeline.load(
             lambda: collect(stdlib.docstrings(files)),
             stamp=f"docstrings-{pipeline.FORMAT}-{stdlib.stamp(folder, files)}",
-            options=pipeline.Options(
-                name=self.name, seq_len=seq_len, eval_share=self.eval_share, overlong="truncate"
-            ),
+            options=self.options(seq_len=seq_len),
             tokenizer=ByteTokenizer(),
             cache=cache,
         )

@@ -40,6 +40,10 @@ class Options:
     overlong: str
 
     def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"name: given {self.name!r}; allowed: letters, digits and _")
+        if not 0 < self.eval_share < 1:
+            raise ValueError(f"eval_share: given {self.eval_share}; allowed: above 0, below 1")
         if self.overlong not in OVERLONG:
             raise ValueError(f"overlong: given {self.overlong!r}; allowed: {', '.join(OVERLONG)}")
 
@@ -70,19 +74,24 @@ def load(
     started = time.perf_counter()
     check_limit(options.seq_len)
     root = Path(cache).expanduser()
-    known = store.remembered(root / "sources", stamp)
-    place = None if known is None else folder(root, known, options, tokenizer)
-    facts = None if place is None else store.facts_at(place)
-    if place is None or facts is None:
+    texts: Texts | None = None
+    source = store.remembered(root / "sources", stamp)
+    if source is None:
         texts = read()
+        source = texts.digest
+    place = folder(root, source, options, tokenizer)
+    facts = store.facts_at(place)
+    if facts is None:
+        texts = texts or read()
         place = folder(root, texts.digest, options, tokenizer)
         facts = built(place, texts, options, tokenizer)
+    if texts is not None:
         store.remember(root / "sources", stamp, texts.digest)
     return opened(place, facts, tokenizer, started)
 
 
 def built(place: Path, texts: Texts, options: Options, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The facts of the corpus at `place`, prepared unless it is there already."""
+    """The facts of the corpus at `place`, prepared unless another job did so meanwhile."""
     with suppress(store.Damaged):
         return store.verified(place)
     store.build(place, lambda made: prepare(made, texts, options, tokenizer))
