@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.contracts import Fault, UserError
-from runner.follow import STATE, Forwarder, State
-from runner.process import identity, is_gone
-from runner.records import RunRecord
-from runner.tracking import Mlflow, MlflowStore
+from runner.forwarding.forwarder import Forwarder
+from runner.forwarding.process import identity, is_gone
+from runner.forwarding.state import STATE, State
+from runner.forwarding.store import Store
+from runner.tracking import Mlflow
 
 USAGE = "python -m runner.sync RUN_DIR... [uri=URI] [experiment=NAME]"
 OPTIONS = ("uri", "experiment")
@@ -64,7 +65,7 @@ def read_state(folder: Path) -> State:
     return state
 
 
-def target(state: State, options: dict[str, str], launch: Path) -> tuple[MlflowStore, State]:
+def target(state: State, options: dict[str, str], launch: Path) -> tuple[Store, State]:
     """The store to forward to, and the state with which to do it.
 
     Another store or experiment than before gets the whole run, under no parent of its own.
@@ -88,13 +89,13 @@ def target(state: State, options: dict[str, str], launch: Path) -> tuple[MlflowS
     return store, state
 
 
-def forward(store: MlflowStore, folder: Path, state: State) -> State:
+def forward(store: Store, folder: Path, state: State) -> State:
     """Send everything that is missing and end the run; the state after it, as written."""
     forwarder = Forwarder(store, folder, state)
     try:
         while not forwarder.advance():
             pass
-        forwarder.finish(RunRecord.read(folder))
+        forwarder.finish()
         forwarder.note(None)
     except Exception as error:
         forwarder.note(error)

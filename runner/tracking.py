@@ -1,42 +1,33 @@
-"""Run folders in MLflow and back; the only module that knows MLflow.
+"""Runs in MLflow and back; the only module that knows MLflow.
 
 Only `MlflowClient` is used, with the address handed in: an active run, MLFLOW_RUN_ID and
 MLFLOW_TRACKING_URI of the surrounding process neither matter nor change. MLflow takes more than
-a second to import, so it is imported when a store is opened.
+a second to import, so that waits until a store is used.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import random
-import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from runner.contracts import Fault, UserError
-from runner.curves import Point
-from runner.follow import Follower, RunSpec, State
-from runner.names import params_of, safe_name, safe_value, value_text
-from runner.process import identity, is_gone
-from runner.records import JOURNAL, RECORD, RunRecord
-from runner.stores import probe, resolve_uri, sqlite_path, uri_fault, within
+from runner.forwarding.address import resolve_uri
+from runner.forwarding.client import Run
+from runner.forwarding.curves import KINDS_OF_NONFINITE, NONFINITE, Point
+from runner.forwarding.names import safe_name, safe_value, shortened
+from runner.forwarding.store import Store
+from runner.forwarding.untracked import NoStore
+from runner.records import JOURNAL, RECORD, JournalLine, RunRecord, read_journal
 
-Result = TypeVar("Result")
-
-TERMINAL = {"ok": "FINISHED", "killed": "KILLED"}
-"""MLflow's status by ours; every other one is FAILED."""
-QUALITY = {"ok": "unchecked", "diverged": "diverged"}
-"""The quality of a run that no comparison has judged; `error` for every other status."""
-CHECK_S = 10.0
-FIRST_FILE_S = 120.0
-"""Limit for a local file: creating its tables takes seconds, more on a busy machine."""
 TAG_LIMIT = 5000
+NAME_LIMIT = 250
 PARAMS_PER_CALL = 100
 CHARACTERS_PER_CALL = 100_000
+"""A server takes a request of 1 MB; a character can become six bytes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +45,13 @@ class Mlflow:
         if not self.experiment.strip():
             raise ValueError(f"experiment: given {self.experiment!r}; allowed: a name")
 
-    def open(self, launch: Path) -> MlflowStore:
-        """The store, without touching it. Raises UserError for an address that is refused."""
-        return MlflowStore(uri=resolve_uri(self.uri, launch.resolve()), experiment=self.experiment)
+    def open(self, launch: Path) -> Store:
+        """The store, not yet touched. Raises UserError for an address that is refused.
+
+        launch: the folder that relative sqlite addresses count from.
+        """
+        uri = resolve_uri(self.uri, launch.absolute())
+        return Store(uri=uri, experiment=self.experiment, connect=MlflowCalls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,379 +63,200 @@ class Off:
         return NoStore()
 
 
-class NoFollower:
-    """Stands for a Follower when tracking is off."""
-
-    run_id: str | None = None
-    problem: str | None = None
-
-    def close(self, timeout: float, record: RunRecord | None = None) -> bool:
-        """True: nothing is left to send."""
-        return True
-
-
-class NoStore:
-    """Stands for a store when tracking is off."""
-
-    uri = ""
-    experiment = ""
-
-    def check(self) -> Sequence[str]:
-        """Nothing to check, nothing to say."""
-        return ()
-
-    def follow(self, folder: Path, spec: RunSpec) -> NoFollower:
-        """A follower that does nothing."""
-        return NoFollower()
-
-    def start_parent(self, *, sweep_id: str, name: str, tags: Mapping[str, str]) -> str | None:
-        """None: there is no parent run."""
-        return None
-
-    def finish_parent(
-        self,
-        run_id: str | None,
-        *,
-        status: str,
-        tags: Mapping[str, str] | None = None,
-        artifacts: Sequence[Path] = (),
-    ) -> bool:
-        """True: nothing is left to do."""
-        return True
-
-    def tag(self, run_id: str | None, tags: Mapping[str, str]) -> None:
-        """Keeps nothing."""
-
-    def attach(self, run_id: str | None, paths: Sequence[Path]) -> None:
-        """Keeps nothing."""
-
-
-class MlflowStore:
-    """One experiment of one MLflow store; safe to use from several threads."""
-
-    def __init__(self, *, uri: str, experiment: str) -> None:
-        self.uri = uri
-        self.experiment = experiment
-        self._found: tuple[Any, str] | None = None
-
-    # --- at start ---
-
-    def check(self) -> Sequence[str]:
-        """Make sure, before any work, that runs can be written; what was done besides, in words.
-
-        Creates the store and the experiment, restores a deleted experiment, and ends runs that
-        a killed launcher of this host left RUNNING. Creates no run. Raises UserError, within
-        about CHECK_S seconds for a server.
-        """
-        seconds = CHECK_S if sqlite_path(self.uri) is None else FIRST_FILE_S
-        try:
-            probe(self.uri, CHECK_S / 2)
-            return within(seconds, self._prepare)
-        except UserError:
-            raise
-        except Exception as error:
-            step = "check the address, start the server, or type tracking=off"
-            raise uri_fault(self.uri, str(error).partition("\n")[0], step) from error
-
-    def _prepare(self) -> Sequence[str]:
-        client, experiment_id, notes = self._connect()
-        client.set_experiment_tag(experiment_id, "written_by", "fullstep")
-        self._found = (client, experiment_id)
-        return [*notes, *self._end_stale(client, experiment_id)]
-
-    def _connect(self) -> tuple[Any, str, list[str]]:
-        """A client and the id of the experiment, created or restored where need be."""
-        client = _client(self.uri)
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
-            return client, self._create(client), []
-        self._refuse_artifacts(found.artifact_location)
-        if found.lifecycle_stage == "active":
-            return client, found.experiment_id, []
-        client.restore_experiment(found.experiment_id)
-        return client, found.experiment_id, [f"restored the deleted experiment {self.experiment}"]
-
-    def _create(self, client: Any) -> str:
-        path = sqlite_path(self.uri)
-        folder = None
-        if path is not None:
-            folder = (path.parent / "mlartifacts" / safe_name(self.experiment)).as_uri()
-        try:
-            return str(client.create_experiment(self.experiment, artifact_location=folder))
-        except Exception:
-            # Another launcher may have created it in between.
-            found = client.get_experiment_by_name(self.experiment)
-            if found is None:
-                raise
-            return str(found.experiment_id)
-
-    def _refuse_artifacts(self, location: str) -> None:
-        if location.startswith("mlflow-artifacts:") and not self.uri.startswith("http"):
-            raise UserError(
-                Fault(
-                    key="tracking.experiment",
-                    given=f"{self.experiment} (its artifacts are kept by a server: {location})",
-                    allowed="an experiment whose artifacts this store can write",
-                    next_step="type tracking.uri=http://HOST:PORT, or another experiment",
-                )
-            )
-
-    def _end_stale(self, client: Any, experiment_id: str) -> list[str]:
-        """Set to KILLED what a launcher of this host left RUNNING when it was killed."""
-        notes = []
-        for run in _search(client, experiment_id, "attributes.status = 'RUNNING'"):
-            tags = run.data.tags
-            if tags.get("host") != socket.gethostname() or not is_gone(tags.get("process", "")):
-                continue
-            client.set_tag(run.info.run_id, "status", "killed")
-            client.set_tag(run.info.run_id, "ended_by", "a later start: its launcher was gone")
-            client.set_terminated(run.info.run_id, "KILLED")
-            notes.append(f"ended the stale run {run.info.run_name} ({run.info.run_id})")
-        return notes
-
-    # --- runs ---
-
-    def follow(self, folder: Path, spec: RunSpec) -> Follower:
-        """Start to forward a run folder, in a thread."""
-        return Follower(self, folder, spec)
-
-    def start_run(self, state: State) -> str:
-        """The run id of `state.key`; the run is created unless it exists."""
-        spec = state.spec
-
-        def start(client: Any, experiment_id: str) -> str:
-            found = _search(client, experiment_id, f"tags.run_key = '{state.key}'")
-            if not found:
-                tags = {"run_key": state.key, **_tags_of(spec), **_process_tags()}
-                found = [_create_run(client, experiment_id, state.start_ms, tags, spec.setup)]
-            run_id = str(found[0].info.run_id)
-            batches = {"global_batch": spec.global_batch, "micro_batch": spec.micro_batch}
-            _log_params(client, run_id, params_of(spec.config, batches))
-            return run_id
-
-        return self._call(start)
-
-    def log(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str]) -> None:
-        """Add points and set tags, in one call."""
-        self._call(lambda client, _: _log(client, run_id, points, tags))
-
-    def finish(self, state: State, folder: Path, record: RunRecord | None) -> None:
-        """Log final figures, tags and artifacts, and end the run whatever fails before that.
-
-        Without a record the run is KILLED. May be repeated.
-        """
-        run_id = state.run_id
-        assert run_id is not None
-        status = "killed" if record is None else record.status
-        try:
-            if record is not None:
-                self._call(lambda client, _: _log_record(client, state, record))
-            self._call(lambda client, _: _log_status(client, run_id, status))
-            self._call(lambda client, _: _log_artifacts(client, run_id, folder))
-        finally:
-            ended = TERMINAL.get(status, "FAILED")
-            when = _ended_ms(folder)
-            self._call(lambda client, _: client.set_terminated(run_id, ended, when))
-
-    def start_parent(self, *, sweep_id: str, name: str, tags: Mapping[str, str]) -> str | None:
-        """Run id of a new parent run of a sweep."""
-        now = time.time_ns() // 1_000_000
-        all_tags = {"status": "running", "sweep_id": sweep_id, "sweep_parent": "true"}
-        all_tags |= {**_process_tags(), **tags}
-        run = self._call(lambda client, where: _create_run(client, where, now, all_tags, name))
-        return str(run.info.run_id)
-
-    def finish_parent(
-        self,
-        run_id: str | None,
-        *,
-        status: str,
-        tags: Mapping[str, str] | None = None,
-        artifacts: Sequence[Path] = (),
-    ) -> bool:
-        """Attach files and tags to a sweep's parent and end it; whether all of it worked.
-
-        Raises nothing: the jobs' results do not depend on it.
-        """
-        assert run_id is not None
-        done = True
-        for work in (
-            lambda: self.attach(run_id, artifacts),
-            lambda: self.tag(run_id, {"status": status, **(tags or {})}),
-            lambda: self._call(
-                lambda client, _: client.set_terminated(run_id, TERMINAL.get(status, "FAILED"))
-            ),
-        ):
-            try:
-                work()
-            except Exception:
-                done = False
-        return done
-
-    def tag(self, run_id: str | None, tags: Mapping[str, str]) -> None:
-        """Set tags of a run, for example its quality after a comparison."""
-        self._call(lambda client, _: _log(client, run_id, (), tags))
-
-    def attach(self, run_id: str | None, paths: Sequence[Path]) -> None:
-        """Upload files, or folders with what is in them, to the artifacts of a run."""
-        self._call(lambda client, _: _upload(client, run_id, paths))
-
-    def _call(self, work: Callable[[Any, str], Result]) -> Result:
-        """Run `work(client, experiment_id)`; a database that is locked is tried again."""
-        for pause in (0.1, 0.3, 1.0, 3.0):
-            probe(self.uri, 2.0)
-            try:
-                return work(*self._opened())
-            except Exception as error:
-                if not _is_locked(error):
-                    raise
-            time.sleep(pause * (0.5 + random.random()))
-        return work(*self._opened())
-
-    def _opened(self) -> tuple[Any, str]:
-        if self._found is None:
-            client, experiment_id, _ = self._connect()
-            self._found = (client, experiment_id)
-        return self._found
-
-
-# --- calls on a client ------------------------------------------------------------------------
-
-
-def _client(uri: str) -> Any:
-    from mlflow.tracking.client import MlflowClient
-
-    # MLflow prints tracebacks of errors that it also raises, and the steps of creating tables.
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _is_locked(error: Exception) -> bool:
-    text = str(error)
-    return "database is locked" in text or "database table is locked" in text
-
-
-def _search(client: Any, experiment_id: str, condition: str) -> list[Any]:
-    """Every run of the experiment that meets the condition, newest first."""
-    runs: list[Any] = []
-    token = None
-    while True:
-        page = client.search_runs([experiment_id], condition, max_results=1000, page_token=token)
-        runs += page
-        token = page.token
-        if not token:
-            return runs
-
-
-def _tags_of(spec: RunSpec) -> dict[str, str]:
-    tags = {
-        "status": "running",
-        "setup": spec.setup,
-        "workload_id": spec.workload_id,
-        "setup_id": spec.setup_id,
-        "emulated": str(spec.emulated).lower(),
-    }
-    if spec.sweep_id is not None:
-        tags["sweep_id"] = spec.sweep_id
-    if spec.parent is not None:
-        tags["mlflow.parentRunId"] = spec.parent
-    return tags
-
-
-def _process_tags() -> dict[str, str]:
-    """Who is responsible for ending the run, so that a later start can tell that it is gone."""
-    return {
-        "host": socket.gethostname(),
-        "pid": str(os.getpid()),
-        "process": identity(),
-        "mlflow.source.name": "runner",
-    }
-
-
-def _create_run(
-    client: Any, experiment_id: str, start_ms: int, tags: Mapping[str, str], name: str
-) -> Any:
-    cut = {key: safe_value(text, TAG_LIMIT) for key, text in tags.items()}
-    return client.create_run(
-        experiment_id, start_time=start_ms, tags=cut, run_name=safe_value(name, 250)
+def _run_of(found: Any) -> Run:
+    return Run(
+        run_id=found.info.run_id,
+        name=found.info.run_name or "",
+        status=found.info.status,
+        tags=found.data.tags,
+        params=found.data.params,
     )
 
 
-def _log(client: Any, run_id: Any, points: Sequence[Point], tags: Mapping[str, str]) -> None:
-    from mlflow.entities import Metric, RunTag
+class MlflowCalls:
+    """The calls of `runner.forwarding.store.Client` on an MLflow store, and those to read back."""
 
-    metrics = [Metric(safe_name(p.name), p.value, p.timestamp, p.step) for p in points]
-    cut = [RunTag(key, safe_value(text, TAG_LIMIT)) for key, text in tags.items()]
-    client.log_batch(run_id, metrics=metrics, tags=cut)
+    def __init__(self, uri: str) -> None:
+        from mlflow.tracking.client import MlflowClient
+
+        # MLflow prints tracebacks of errors that it also raises, and each step of new tables.
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._client: Any = MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+    def experiment(self, name: str, location: str | None) -> tuple[str, str, bool]:
+        """Id, artifact location, and whether it was restored; created where need be."""
+        calls = self._client
+        found = calls.get_experiment_by_name(name)
+        if found is None:
+            self._unless_done(name, lambda: calls.create_experiment(name, location))
+        elif found.lifecycle_stage != "active":
+            self._unless_done(name, lambda: calls.restore_experiment(found.experiment_id))
+        now = calls.get_experiment_by_name(name)
+        restored = found is not None and found.lifecycle_stage != "active"
+        return now.experiment_id, now.artifact_location, restored
+
+    def _unless_done(self, name: str, work: Callable[[], object]) -> None:
+        """Do `work`; its failure is none if another launcher did the same in between."""
+        try:
+            work()
+        except Exception:
+            found = self._client.get_experiment_by_name(name)
+            if found is None or found.lifecycle_stage != "active":
+                raise
+
+    def prove_writable(self, experiment_id: str) -> None:
+        """Set a tag of the experiment."""
+        self._client.set_experiment_tag(experiment_id, "written_by", "fullstep")
+
+    def search(self, experiment_id: str, condition: str) -> list[Run]:
+        """Every run that meets the condition, newest first."""
+        return [_run_of(found) for found in self._pages(experiment_id, condition)]
+
+    def _pages(self, experiment_id: str, condition: str) -> Iterator[Any]:
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [experiment_id], condition, max_results=1000, page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def create_run(
+        self, experiment_id: str, *, start_ms: int, name: str, tags: Mapping[str, str]
+    ) -> str:
+        """Run id of a new run."""
+        cut = {key: safe_value(text, TAG_LIMIT) for key, text in tags.items()}
+        run = self._client.create_run(
+            experiment_id,
+            start_time=start_ms,
+            tags={"mlflow.source.name": "runner", **cut},
+            run_name=shortened(name, NAME_LIMIT),
+        )
+        return str(run.info.run_id)
+
+    def run(self, run_id: str) -> Run:
+        """One run."""
+        return _run_of(self._client.get_run(run_id))
+
+    def log(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str]) -> None:
+        """Add points and set tags, in one call."""
+        from mlflow.entities import Metric, RunTag
+
+        metrics = [Metric(safe_name(p.name), p.value, p.timestamp, p.step) for p in points]
+        cut = [RunTag(key, safe_value(text, TAG_LIMIT)) for key, text in tags.items()]
+        self._client.log_batch(run_id, metrics=metrics, tags=cut)
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Add parameters, in as many calls as it takes."""
+        from mlflow.entities import Param
+
+        for batch in _batches(params):
+            self._client.log_batch(run_id, params=[Param(key, text) for key, text in batch])
+
+    def delete_tag(self, run_id: str, key: str) -> None:
+        """Remove a tag that is there."""
+        self._client.delete_tag(run_id, key)
+
+    def upload(self, run_id: str, path: Path) -> None:
+        """Put a file, or everything in a folder, at the top of the artifacts."""
+        if not path.is_dir():
+            self._client.log_artifact(run_id, str(path))
+        elif any(path.iterdir()):
+            self._client.log_artifacts(run_id, str(path))
+
+    def end(self, run_id: str, status: str, ended_ms: int) -> None:
+        """Set the final status."""
+        self._client.set_terminated(run_id, status, ended_ms)
+
+    def download(self, run_id: str, folder: Path) -> None:
+        """Fetch record and journal, where they are, into `folder`."""
+        present = {artifact.path for artifact in self._client.list_artifacts(run_id)}
+        for name in {RECORD, JOURNAL} & present:
+            self._client.download_artifacts(run_id, name, str(folder))
+
+    def history(self, run_id: str, name: str) -> dict[int, float]:
+        """The value of a metric at each step; where a step has several, the latest."""
+        found = self._client.get_metric_history(run_id, safe_name(name))
+        return {m.step: m.value for m in sorted(found, key=lambda m: (m.step, m.timestamp))}
 
 
-def _log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
-    """Log parameters. The store never changes one: another value goes to a tag instead."""
-    from mlflow.entities import Param
-
-    known = client.get_run(run_id).data.params
-    changed = {f"changed.{k}": v for k, v in params.items() if known.get(k, v) != v}
-    batch: list[Any] = []
+def _batches(params: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    batch: list[tuple[str, str]] = []
+    size = 0
     for key, text in params.items():
-        if key in known:
-            continue
-        full = sum(len(p.value) for p in batch) + len(text) > CHARACTERS_PER_CALL
-        if batch and (full or len(batch) == PARAMS_PER_CALL):
-            client.log_batch(run_id, params=batch)
-            batch = []
-        batch.append(Param(key, text))
+        if batch and (len(batch) == PARAMS_PER_CALL or size + len(text) > CHARACTERS_PER_CALL):
+            yield batch
+            batch, size = [], 0
+        batch.append((key, text))
+        size += len(key) + len(text)
     if batch:
-        client.log_batch(run_id, params=batch)
-    if changed:
-        _log(client, run_id, (), {key[:250]: text for key, text in changed.items()})
+        yield batch
 
 
-def _log_record(client: Any, state: State, record: RunRecord) -> None:
-    """Final figures of a record; emulated runs have none that came from a clock."""
-    assert state.run_id is not None
-    points = [
-        Point(name=f"summary/{name}", value=float(value), step=0, timestamp=state.start_ms)
-        for name, value in record.summary.items()
-        if not (state.spec.emulated and is_timed(name))
-    ]
-    tags = {}
-    largest = record.memory.get("largest_live_object")
-    if largest is not None:
-        tags["largest_live_object"] = value_text(largest)
-    _log(client, state.run_id, points, tags)
+# --- reading back -----------------------------------------------------------------------------
 
 
-def is_timed(name: str) -> bool:
-    """Whether a figure of a summary was measured with a clock."""
-    return "step_s" in name or name.endswith("_per_s") or "mfu" in name
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A job's run as it is kept in the store; `record` is None while it runs or when killed."""
+
+    run: Run
+    record: RunRecord | None
+    journal: Sequence[JournalLine]
 
 
-def _log_status(client: Any, run_id: str, status: str) -> None:
-    tags = {"status": status}
-    if "quality" not in client.get_run(run_id).data.tags:
-        tags["quality"] = QUALITY.get(status, "error")
-    _log(client, run_id, (), tags)
+def read_runs(tracking: Mlflow, launch: Path, sweep: str | None = None) -> list[TrackedRun]:
+    """The runs of jobs with what their artifacts hold, oldest first; parents are left out.
+
+    sweep: only those of one sweep, `latest` for the newest one. Raises UserError for a sweep
+    that is not there.
+    """
+    store = tracking.open(launch)
+    store.check()
+    client = MlflowCalls(store.uri)
+    experiment_id, _, _ = client.experiment(tracking.experiment, None)
+    runs = client.search(experiment_id, "")
+    if sweep is not None:
+        chosen = _choose(sweep, [run.tags["sweep_id"] for run in runs if "sweep_id" in run.tags])
+        runs = [run for run in runs if run.tags.get("sweep_id") == chosen]
+    jobs = [run for run in reversed(runs) if "sweep_parent" not in run.tags]
+    return [_read_run(client, run) for run in jobs]
 
 
-def _log_artifacts(client: Any, run_id: str, folder: Path) -> None:
-    for name in (RECORD, JOURNAL, "config.yaml"):
-        if (folder / name).exists():
-            client.log_artifact(run_id, str(folder / name))
-    extra = folder / "artifacts"
-    if extra.is_dir() and any(extra.iterdir()):
-        client.log_artifacts(run_id, str(extra))
+def _choose(sweep: str, known: Sequence[str]) -> str:
+    names = list(dict.fromkeys(known))
+    if sweep == "latest" and names:
+        return names[0]
+    if sweep not in names:
+        fault = Fault(
+            key="sweep",
+            given=sweep,
+            allowed=", ".join(["latest", *names]) if names else "nothing: no sweep is stored here",
+            next_step="name one of these, or another tracking.uri or experiment",
+        )
+        raise UserError(fault)
+    return sweep
 
 
-def _upload(client: Any, run_id: Any, paths: Sequence[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            client.log_artifacts(run_id, str(path), artifact_path=path.name)
-        else:
-            client.log_artifact(run_id, str(path))
+def _read_run(client: MlflowCalls, run: Run) -> TrackedRun:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        client.download(run.run_id, folder)
+        return TrackedRun(
+            run=run, record=RunRecord.read(folder), journal=read_journal(folder / JOURNAL)
+        )
 
 
-def _ended_ms(folder: Path) -> int:
-    """When the run ended: when its record was written, else now."""
-    record = folder / RECORD
-    return int(record.stat().st_mtime * 1000) if record.exists() else time.time_ns() // 1_000_000
+def read_curve(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
+    """Step and value of a curve, in order, with nan and infinities as they were.
+
+    uri: resolved, as a store has it.
+    """
+    client = MlflowCalls(uri)
+    values = client.history(run_id, name)
+    for step, code in client.history(run_id, NONFINITE + name).items():
+        values[step] = float(KINDS_OF_NONFINITE[int(code) - 1])
+    return sorted(values.items())

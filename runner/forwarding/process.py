@@ -43,7 +43,10 @@ def is_gone(recorded: str) -> bool:
     Process numbers of another namespace (a container) cannot be seen, so such a process counts
     as alive until the machine restarts.
     """
-    boot, space, pid, start = recorded.split(" ")
+    parts = recorded.split(" ")
+    if len(parts) != 4:
+        return False
+    boot, space, pid, start = parts
     this_boot, this_space = _system().split(" ")
     if boot != this_boot:
         return True

@@ -39,10 +39,15 @@ def safe_name(name: str) -> str:
     which no shorter name can end in.
     """
     coded = "/".join(_segment(part) for part in name.split("/"))
-    if len(coded) <= NAME_LIMIT:
-        return coded
-    tail = f":sha256.{sha256(name.encode()).hexdigest()[:32]}"
-    return coded[: NAME_LIMIT - len(tail)] + tail
+    return shortened(coded, NAME_LIMIT)
+
+
+def shortened(text: str, limit: int) -> str:
+    """`text` within `limit` characters; a longer one ends in a digest of all of it."""
+    if len(text) <= limit:
+        return text
+    tail = f":sha256.{sha256(text.encode()).hexdigest()[:32]}"
+    return text[: limit - len(tail)] + tail
 
 
 def safe_value(text: str, limit: int = VALUE_LIMIT) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from runner.contracts import Fault, UserError
 
@@ -66,18 +67,33 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def probe(uri: str, seconds: float) -> None:
-    """Find out quickly whether the store can be reached: a connection, or a lock on the file.
+    """Find out quickly whether the store can be written: a lock on the file, or a connection.
 
     Raises OSError or sqlite3.Error with the reason. MLflow's own calls would try for minutes.
     """
     path = sqlite_path(uri)
-    if path is not None:
+    if path is None:
+        probe_server(uri, seconds)
+    else:
         _probe_file(path, seconds)
-        return
+
+
+def probe_server(uri: str, seconds: float) -> None:
+    """Connect to the server of an http(s) address, or to the proxy on the way there.
+
+    Does nothing for another kind of store. Raises OSError with the reason.
+    """
     parts = urlsplit(uri)
-    if parts.scheme in ("http", "https") and parts.hostname:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname, port), timeout=seconds).close()
+    if parts.scheme not in ("http", "https") or parts.hostname is None:
+        return
+    proxy = None if proxy_bypass(parts.hostname) else getproxies().get(parts.scheme)
+    if proxy is not None:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=seconds).close()
+    except OSError as error:
+        raise ConnectionError(f"{parts.hostname}:{port} does not answer: {error}") from error
 
 
 def _probe_file(path: Path, seconds: float) -> None:
