@@ -75,16 +75,33 @@ def phase_totals(updates: Sequence[UpdateRecord]) -> dict[str, float]:
     return {phase: sum(u.time[phase] for u in updates) for phase in PHASES}
 
 
+def phase_shares(updates: Sequence[UpdateRecord]) -> dict[str, float]:
+    """Share of each phase in the total of the given updates; empty without updates."""
+    total = sum(u.total for u in updates)
+    return {phase: t / total for phase, t in phase_totals(updates).items()} if total else {}
+
+
+def marked(updates: Iterable[UpdateRecord]) -> dict[str, dict[str, float]]:
+    """Count and seconds of the updates left out of statistics, by mark."""
+    found: dict[str, dict[str, float]] = {}
+    for update in updates:
+        for mark in update.marks:
+            entry = found.setdefault(mark, {"count": 0, "seconds": 0.0})
+            entry["count"] += 1
+            entry["seconds"] += update.total
+    return found
+
+
 def padding_share(counts: Counts) -> float | None:
     """Share of the processed slots that hold no real token."""
     return 1 - counts.nonpad / counts.slots if counts.slots else None
 
 
-def summary(updates: Sequence[UpdateRecord], *, warmup: int) -> dict[str, float]:
+def summary(updates: Sequence[UpdateRecord]) -> dict[str, float]:
     """The figures of a run by their MLflow name without `summary/`; absent when unknown.
 
     Step time and rates are over the updates without a mark; when there are none (a run no
-    longer than its warm-up of `warmup` updates) they are absent.
+    longer than its warm-up) they are absent.
     """
     figures: dict[str, float] = {
         "updates_attempted": len(updates),

@@ -1,0 +1,234 @@
+"""From a checked config to a Training, a Feed and an Evaluation on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.checks import Parts, vocab_fault
+from runner.contracts import Corpus, Fault, LossLever, MicroBatch, Unsupported, UserError
+from runner.data.order import updates_per_epoch
+from runner.evaluation import Evaluation
+from runner.feed import Feed
+from runner.precision.scaling import LossScaler
+from runner.step import Training
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """Everything that one job runs with."""
+
+    config: Mapping[str, Any]
+    parts: Parts
+    device: torch.device
+    corpus: Corpus
+    training: Training
+    feed: Feed
+    evaluation: Evaluation
+    updates: int
+
+
+def choose_device(name: str) -> torch.device:
+    """The device a job asks for; `auto` is CUDA where there is one. Raises Unsupported."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise Unsupported(f"device={name}: torch {torch.__version__} sees no CUDA device")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise Unsupported(f"device={name}: there are {torch.cuda.device_count()} CUDA devices")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    return device
+
+
+def check_device(parts: Parts, device: torch.device) -> None:
+    """Raise Unsupported when the recipe needs what the device lacks."""
+    needs = parts.precision.requirements
+    name = type(parts.precision).__name__
+    if needs.cuda and device.type != "cuda":
+        raise Unsupported(f"precision: {name} needs a CUDA device; this job runs on {device}")
+    if needs.capability and device.type == "cuda":
+        have = torch.cuda.get_device_capability(device)
+        if have < needs.capability:
+            raise Unsupported(
+                f"precision: {name} needs compute capability {needs.capability}; "
+                f"{torch.cuda.get_device_name(device)} has {have}"
+            )
+
+
+def set_controls(controls: Mapping[str, str]) -> dict[str, str]:
+    """Set torch's backend controls by dotted name and return them as read back.
+
+    Only the `fp32_precision` family is used: reading the older flags after it raises. Raises
+    RuntimeError when a control does not keep its value.
+    """
+    seen = {}
+    for name, value in controls.items():
+        owner, _, attribute = name.rpartition(".")
+        backend = torch.backends
+        for step in owner.split("."):
+            backend = getattr(backend, step)
+        setattr(backend, attribute, value)
+        seen[name] = getattr(backend, attribute)
+        if seen[name] != value:
+            raise RuntimeError(f"torch.backends.{name} reads {seen[name]!r} after {value!r}")
+    return seen
+
+
+def load_corpus(config: Mapping[str, Any], parts: Parts) -> Corpus:
+    """The corpus; raises UserError when the model cannot hold its token ids."""
+    cache = Path(config["cache"]).expanduser()
+    corpus: Corpus = parts.data.load(seq_len=config["seq_len"], cache=str(cache))
+    rows = parts.model.describe().vocab
+    if corpus.vocab > rows:
+        raise UserError(vocab_fault(corpus.vocab, rows))
+    return corpus
+
+
+def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corpus: Corpus) -> Job:
+    """Build and connect everything. The same seed gives the same weights and order."""
+    torch.manual_seed(config["seed"])
+    model: nn.Module = parts.model.build(config["seed"])
+    model = parts.precision.prepare(model)
+    for lever in parts.levers.values():
+        lever.apply(model)
+    model.to(device).train()
+    feed = Feed(
+        examples=corpus.train,
+        batching=parts.batching,
+        objective=parts.objective,
+        pad_id=corpus.pad_id,
+        seq_len=config["seq_len"],
+        batch=config["batch"],
+        micro=config["batch"] // config["accum"],
+        seed=config["seed"],
+        pin=device.type == "cuda",
+    )
+    updates = planned_updates(config, len(corpus.train))
+    training = _training(config, parts, device, model, updates)
+    evaluation = Evaluation(
+        micros=evaluation_micros(config, corpus, feed),
+        loss=training.loss,
+        recipe=parts.precision,
+        device=device,
+    )
+    return Job(
+        config=config,
+        parts=parts,
+        device=device,
+        corpus=corpus,
+        training=training,
+        feed=feed,
+        evaluation=evaluation,
+        updates=updates,
+    )
+
+
+def planned_updates(config: Mapping[str, Any], examples: int) -> int:
+    """Applied updates to reach, from `updates` or from `epochs`."""
+    if config["updates"] is not None:
+        return int(config["updates"])
+    return int(config["epochs"]) * updates_per_epoch(examples, config["batch"])
+
+
+def evaluation_micros(
+    config: Mapping[str, Any], corpus: Corpus, feed: Feed
+) -> Sequence[MicroBatch]:
+    """The held-out micro-batches: the first `eval.examples` of the split, sorted by length so
+    that little is padded. Raises UserError when they hold no target."""
+    count = min(config["eval"]["examples"], len(corpus.eval))
+    chosen = sorted((corpus.eval[i] for i in range(count)), key=lambda example: example.length)
+    micros = feed.batching.micro_batches(
+        chosen, size=feed.micro, pad_id=feed.pad_id, seq_len=feed.seq_len
+    )
+    if not sum(micro.counts.useful for micro in micros):
+        raise UserError(
+            Fault(
+                key="data",
+                given=f"a held-out split of {count} examples without one target",
+                allowed="at least one held-out target",
+                next_step="hold out more, or raise seq_len",
+            )
+        )
+    return micros
+
+
+def _training(
+    config: Mapping[str, Any],
+    parts: Parts,
+    device: torch.device,
+    model: nn.Module,
+    updates: int,
+) -> Training:
+    optimizer = parts.optimizer.build(model, device)
+    policy = parts.precision.scaler()
+    if policy is not None:
+        _refuse_fp16_weights(model)
+    levers = tuple(parts.levers.values())
+    factors = torch.tensor(parts.schedule.factors(updates), dtype=torch.float32, device=device)
+    return Training(
+        model=model,
+        optimizer=optimizer,
+        objective=parts.objective,
+        loss=_one(levers, lambda part: isinstance(part, LossLever), "memory/loss"),
+        device=device,
+        base_lr=parts.optimizer.lr,
+        lr_factors=factors,
+        scaler=LossScaler(policy, device) if policy is not None else None,
+        clip=config["clip"],
+        skips_on_device=parts.optimizer.skips_on_device,
+        clear_gradients=_one(
+            levers, lambda part: part.clear_gradients() is not None, "memory/gradients"
+        ).clear_gradients(),
+        forward_contexts=lambda: _contexts(
+            [parts.precision.compute(device), *(lever.forward() for lever in levers)]
+        ),
+        backward_contexts=lambda: _contexts([lever.backward() for lever in levers]),
+        applied=torch.zeros((), dtype=torch.int64, device=device),
+    )
+
+
+def _contexts(
+    made: Sequence[AbstractContextManager[Any] | None],
+) -> list[AbstractContextManager[Any]]:
+    return [context for context in made if context is not None]
+
+
+def _one(levers: Sequence[Any], wanted: Callable[[Any], bool], key: str) -> Any:
+    """The one lever that plays a role which must be played exactly once."""
+    found = [lever for lever in levers if wanted(lever)]
+    if len(found) != 1:
+        raise UserError(
+            Fault(
+                key=key,
+                given=f"{len(found)} parts that do this",
+                allowed="exactly one",
+                next_step=f"choose one option of {key}",
+            )
+        )
+    return found[0]
+
+
+def _refuse_fp16_weights(model: nn.Module) -> None:
+    names = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.dtype == torch.float16
+    ]
+    if names:
+        raise UserError(
+            Fault(
+                key="precision",
+                given=f"loss scaling over FP16 parameters ({names[0]} and {len(names) - 1} more)",
+                allowed="loss scaling over FP32 parameters: FP16 gradients cannot be unscaled",
+                next_step="precision=fp16",
+            )
+        )

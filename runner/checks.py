@@ -1,0 +1,226 @@
+"""Checks of a whole job before anything starts: no torch, no files, no clock.
+
+`check` builds every part (which checks each part's own keys and values), then looks across parts.
+Faults are collected, never raised one by one, so that a user sees all of them at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runner.accounting import divisors
+from runner.config import TARGET, build, levers_of, part_class
+from runner.contracts import Fault, UserError
+from runner.records import dumps
+
+GROUPS = (
+    "model",
+    "data",
+    "batching",
+    "objective",
+    "precision",
+    "optimizer",
+    "schedule",
+    "tracking",
+)
+SETUP_KEYS = ("precision", "memory", "accum", "batching", "process")
+"""What is varied. `process` is here since an inline job is measured otherwise."""
+NEITHER = ("seed", "tracking", "cache", "allow", "device", "warmup", "quality")
+"""Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The built parts of a job, by group; levers by their key under `memory`."""
+
+    model: Any
+    data: Any
+    batching: Any
+    objective: Any
+    precision: Any
+    optimizer: Any
+    schedule: Any
+    tracking: Any
+    levers: Mapping[str, Any]
+
+
+def build_parts(config: Mapping[str, Any]) -> Parts:
+    """Every part of a job; raises UserError with the faults of all of them together."""
+    faults: list[Fault] = []
+    built: dict[str, Any] = {}
+    nodes = [(group, config[group]) for group in GROUPS] + levers_of(config["memory"])
+    for key, node in nodes:
+        try:
+            built[key] = build(node, key=key, allow=config["allow"])
+        except UserError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise UserError(*faults)
+    levers = {key: part for key, part in built.items() if key not in GROUPS}
+    return Parts(**{group: built[group] for group in GROUPS}, levers=levers)
+
+
+def check(config: Mapping[str, Any]) -> list[Fault]:
+    """All faults of one job's resolved config."""
+    faults = list(_scalar_faults(config))
+    try:
+        parts = build_parts(config)
+    except UserError as error:
+        return faults + list(error.faults)
+    faults.extend(_shape_faults(config, parts))
+    for lever in parts.levers.values():
+        faults.extend(lever.conflicts(config))
+    return faults
+
+
+def _at_least(config: Mapping[str, Any], key: str, least: int) -> Iterable[Fault]:
+    value: Any = config
+    for name in key.split("."):
+        value = value[name]
+    if value is not None and value < least:
+        yield Fault(
+            key=key,
+            given=str(value),
+            allowed=f"a whole number from {least} up",
+            next_step=f"{key}={least}",
+        )
+
+
+def _scalar_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
+    lowest = {"batch": 1, "accum": 1, "updates": 1, "epochs": 1, "warmup": 0, "seed": 0}
+    lowest |= {"seq_len": 2, "eval.every": 1, "eval.examples": 1}
+    for key, least in lowest.items():
+        yield from _at_least(config, key, least)
+    yield from _accum_fault(config)
+    yield from _length_fault(config)
+    if not DEVICE.fullmatch(config["device"]):
+        yield Fault(
+            key="device",
+            given=config["device"],
+            allowed="auto, cpu, cuda, cuda:N",
+            next_step="device=auto",
+        )
+    if config["process"] not in ("fresh", "inline"):
+        yield Fault(
+            key="process",
+            given=config["process"],
+            allowed="fresh, inline",
+            next_step="process=fresh",
+        )
+    clip = config["clip"]
+    if clip is not None and not 0 < clip < float("inf"):
+        yield Fault(
+            key="clip", given=str(clip), allowed="a positive number or null", next_step="clip=1.0"
+        )
+    yield from _quality_faults(config["quality"])
+
+
+def _quality_faults(quality: Mapping[str, float]) -> Iterable[Fault]:
+    ranges = {"margin": (0, float("inf")), "confidence": (0.5, 1), "min_effect": (0, 1)}
+    for name, (low, high) in ranges.items():
+        if not low < quality[name] < high:
+            yield Fault(
+                key=f"quality.{name}",
+                given=str(quality[name]),
+                allowed=f"above {low} and below {high}",
+                next_step=f"remove it, or give an allowed quality.{name}",
+            )
+
+
+def _accum_fault(config: Mapping[str, Any]) -> Iterable[Fault]:
+    batch, accum = config["batch"], config["accum"]
+    if batch >= 1 and accum >= 1 and batch % accum:
+        allowed = divisors(batch)
+        closest = min(allowed, key=lambda d: abs(d - accum))
+        yield Fault(
+            key="accum",
+            given=str(accum),
+            allowed=f"a divisor of batch={batch} ({', '.join(map(str, allowed))})",
+            next_step=f"accum={closest}",
+        )
+
+
+def _length_fault(config: Mapping[str, Any]) -> Iterable[Fault]:
+    if (config["updates"] is None) == (config["epochs"] is None):
+        yield Fault(
+            key="updates, epochs",
+            given=f"updates={config['updates']} epochs={config['epochs']}",
+            allowed="exactly one of the two",
+            next_step="updates=null epochs=1, or updates=150 epochs=null",
+        )
+
+
+def _shape_faults(config: Mapping[str, Any], parts: Parts) -> Iterable[Fault]:
+    shapes = parts.model.describe()
+    if config["seq_len"] > shapes.positions:
+        yield Fault(
+            key="seq_len",
+            given=str(config["seq_len"]),
+            allowed=f"up to the model's positions, {shapes.positions}",
+            next_step=f"seq_len={shapes.positions}",
+        )
+    needed = getattr(parts.data, "vocab", None)
+    if needed is not None and needed > shapes.vocab:
+        yield vocab_fault(needed, shapes.vocab)
+
+
+def vocab_fault(needed: int, rows: int) -> Fault:
+    """Token ids beyond the model's embedding."""
+    return Fault(
+        key="model.vocab",
+        given=f"{rows} rows for token ids up to {needed - 1}",
+        allowed=f"{needed} or more",
+        next_step=f"model.vocab={-(-needed // 16) * 16}",
+    )
+
+
+# --- identity ---------------------------------------------------------------------------------
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(dumps(value).encode()).hexdigest()[:12]
+
+
+def _split_part(node: Mapping[str, Any], allow: Any, key: str) -> tuple[Any, Any]:
+    """A part's settings as (workload, setup)."""
+    varied: frozenset[str] = getattr(
+        part_class(node[TARGET], key=key, allow=allow), "setup_keys", frozenset()
+    )
+    workload = {k: v for k, v in node.items() if k not in varied}
+    return workload, {k: v for k, v in node.items() if k in varied}
+
+
+def workload_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison holds fixed, the corpus digest apart."""
+    skipped = (*SETUP_KEYS, *NEITHER)
+    fixed = {key: value for key, value in config.items() if key not in skipped}
+    for group in GROUPS:
+        if group in fixed:
+            fixed[group] = _split_part(config[group], config["allow"], group)[0]
+    return fixed
+
+
+def setup_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison varies."""
+    varied = {key: config[key] for key in SETUP_KEYS}
+    for group in GROUPS:
+        if group not in (*SETUP_KEYS, *NEITHER):
+            chosen = _split_part(config[group], config["allow"], group)[1]
+            if chosen:
+                varied[group] = chosen
+    return varied
+
+
+def workload_id(config: Mapping[str, Any], corpus_fingerprint: str) -> str:
+    """Digest of everything that two comparable runs share: 12 hex digits."""
+    return _digest({"config": workload_of(config), "corpus": corpus_fingerprint})
+
+
+def setup_id(config: Mapping[str, Any]) -> str:
+    """Digest of everything that a setup is: 12 hex digits; seeds are repeats of one setup."""
+    return _digest(setup_of(config))

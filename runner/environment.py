@@ -1,0 +1,98 @@
+"""Where a run happened: code, packages, device. Recorded, never used to decide anything."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("fullstep", "torch", "hydra-core", "omegaconf", "mlflow", "datasets", "numpy")
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and dirty flag of the checkout that `folder` lies in, or None outside one."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        dirty = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": dirty}
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=5
+    )
+    return done.stdout.strip()
+
+
+def packages() -> dict[str, str | None]:
+    """Installed versions of what the measurement depends on."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux tells it, else what Python knows."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def device_state(device: torch.device) -> dict[str, Any]:
+    """Name and, where NVML has them, clocks, power and throttle reasons."""
+    if device.type != "cuda":
+        return {"type": "cpu", "name": cpu_name(), "threads": torch.get_num_threads()}
+    major, minor = torch.cuda.get_device_capability(device)
+    return {
+        "type": "cuda",
+        "name": torch.cuda.get_device_name(device),
+        "capability": f"{major}.{minor}",
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "cuda": torch.version.cuda,
+        **nvml_state(device),
+    }
+
+
+def nvml_state(device: torch.device) -> dict[str, Any]:
+    """Clocks (MHz), power (W), temperature and throttle reasons now; the error where NVML fails."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        )
+        return {
+            "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+            "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        }
+    except pynvml.NVMLError as error:
+        return {"nvml_error": str(error)}
+
+
+def environment(device: torch.device, launch: Path) -> dict[str, Any]:
+    """The record's `environment`; `git` is that of the launch folder, the user's own code."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": packages(),
+        "git": git_state(launch),
+        "device": device_state(device),
+    }

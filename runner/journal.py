@@ -1,0 +1,56 @@
+"""Writes the journal off the update's path: the loop hands a record over, a thread formats it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from runner.records import JournalLine, dumps
+
+INTERVAL_S = 0.2
+
+
+class Journal:
+    """An append-only `journal.jsonl`.
+
+    A record that was handed over is on disk within about INTERVAL_S, at `flush` and at `close`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._queue: SimpleQueue[JournalLine] = SimpleQueue()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._file = path.open("a", encoding="utf-8")
+        self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
+        self._thread.start()
+
+    def append(self, record: JournalLine) -> None:
+        """Hand over one record; returns at once."""
+        self._queue.put(record)
+
+    def flush(self) -> None:
+        """Write everything handed over so far."""
+        with self._lock:
+            lines = []
+            while True:
+                try:
+                    lines.append(dumps(self._queue.get_nowait().to_json()) + "\n")
+                except Empty:
+                    break
+            if lines:
+                self._file.write("".join(lines))
+                self._file.flush()
+
+    def close(self) -> None:
+        """Write the rest and close the file; a second call does nothing."""
+        if self._file.closed:
+            return
+        self._closing.set()
+        self._thread.join()
+        self.flush()
+        self._file.close()
+
+    def _write(self) -> None:
+        while not self._closing.wait(INTERVAL_S):
+            self.flush()

@@ -1,0 +1,1 @@
+"""Measurement: clock, memory account, work, evidence."""

@@ -1,0 +1,136 @@
+"""Untimed updates before the timed ones: the memory account, and proof that training trains.
+
+They run the real `measured_update` on the real order's largest micro-batches and leave no trace:
+weights, optimizer state, loss scale, counters and random state are put back bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from runner.contracts import MicroBatch
+from runner.measure.account import MemoryAccount, MemoryTracker
+from runner.step import Training, measured_update
+
+TRIES = 8
+"""Untimed updates until one is applied: a loss scale may first have to come down."""
+
+
+class Silent:
+    """Listens to the phases of an update and does nothing."""
+
+    def enter(self, phase: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What the untimed updates showed of the gradients and weights.
+
+    parameters: trainable tensors. no_gradient: those whose gradient was missing or all zero in
+    every untimed update. unchanged: those that no update changed. applied: whether any update was
+    applied at all.
+    """
+
+    parameters: int
+    no_gradient: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    applied: bool
+
+    @property
+    def contradiction(self) -> str | None:
+        """Why this run would not train what it says, or None."""
+        if not self.parameters:
+            return "the model has no trainable parameter"
+        if not self.applied:
+            return None
+        for what, names in (
+            ("no gradient reaches", self.no_gradient),
+            ("no update changes", self.unchanged),
+        ):
+            if names:
+                listed = ", ".join(names[:4])
+                return f"{what} {len(names)} of {self.parameters} trainable tensors: {listed}"
+        return None
+
+
+@contextmanager
+def untouched(training: Training) -> Iterator[dict[str, torch.Tensor]]:
+    """Run untimed updates inside; afterwards training is as if they had not happened.
+
+    Yields the model's state as copied to the CPU. Requires an optimizer that has no state yet.
+    """
+    assert not training.optimizer.state, "untimed updates come before the first real one"
+    before = {
+        name: tensor.detach().to("cpu", copy=True)
+        for name, tensor in training.model.state_dict(keep_vars=True).items()
+    }
+    applied = training.applied.clone()
+    scaling = training.scaler.state_dict() if training.scaler else None
+    cuda = [training.device] if training.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            yield before
+        finally:
+            training.optimizer.zero_grad(set_to_none=True)
+            training.optimizer.state.clear()
+            with torch.no_grad():
+                for name, tensor in training.model.state_dict(keep_vars=True).items():
+                    tensor.copy_(before[name])
+            training.applied.copy_(applied)
+            if training.scaler and scaling:
+                training.scaler.load_state_dict(scaling)
+
+
+def probe(
+    training: Training, probes: Sequence[Sequence[MicroBatch]]
+) -> tuple[MemoryAccount | None, Trained]:
+    """The memory account with the larger peak over `probes`, and what the updates showed."""
+    with untouched(training) as before:
+        seen: set[str] = set()
+        applied = False
+        for _ in range(TRIES):
+            applied = _update(training, probes[-1], seen) or applied
+            if applied:
+                break
+        accounts = []
+        for micros in probes:
+            tracker = MemoryTracker(
+                model=training.model,
+                optimizer=training.optimizer,
+                inputs=[tensor for micro in micros for tensor in (micro.input_ids, micro.targets)],
+            )
+            with tracker:
+                measured_update(training, lambda micros=micros: micros, tracker)  # type: ignore[misc]
+            accounts.append(tracker.account())
+            _note_gradients(training, seen)
+        trained = _trained(training, before, seen, applied)
+    return max(accounts, key=lambda account: account.peak_bytes), trained
+
+
+def _update(training: Training, micros: Sequence[MicroBatch], seen: set[str]) -> bool:
+    outcome = measured_update(training, lambda: micros, Silent())
+    _note_gradients(training, seen)
+    return outcome.figures is not None and not outcome.figures.tolist()[2]
+
+
+def _note_gradients(training: Training, seen: set[str]) -> None:
+    for name, parameter in training.model.named_parameters():
+        if parameter.grad is not None and bool(parameter.grad.count_nonzero()):
+            seen.add(name)
+
+
+def _trained(
+    training: Training, before: dict[str, torch.Tensor], seen: set[str], applied: bool
+) -> Trained:
+    trainable = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
+    return Trained(
+        parameters=len(trainable),
+        no_gradient=tuple(name for name, _ in trainable if name not in seen),
+        unchanged=tuple(n for n, p in trainable if torch.equal(p.detach().cpu(), before[n])),
+        applied=applied,
+    )

@@ -1,0 +1,1 @@
+"""Memory levers, one small module each."""

@@ -1,0 +1,32 @@
+"""How gradients are cleared before an update (specification 7.2, gradients)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runner.contracts import Lever
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients(Lever):
+    """`none` releases gradient storage before each update; `zero` keeps and zeroes it."""
+
+    clear: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.clear not in ("none", "zero"):
+            raise ValueError(f"clear: given {self.clear}; allowed: none, zero")
+
+    def clear_gradients(self) -> Callable[[torch.optim.Optimizer], None]:
+        """Clearing through the optimizer, over all its parameters."""
+        release = self.clear == "none"
+
+        def clear(optimizer: torch.optim.Optimizer) -> None:
+            optimizer.zero_grad(set_to_none=release)
+
+        return clear

@@ -1,0 +1,263 @@
+"""The record of a run, from whatever is known of it when it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner import accounting, checks
+from runner.assemble import Job
+from runner.contracts import Counts
+from runner.data.stats import target_counts
+from runner.diagnosis import findings
+from runner.environment import environment
+from runner.loop import Loop
+from runner.measure.account import MemoryAccount
+from runner.measure.clock import mark_cost
+from runner.measure.peaks import peak_flops_per_s
+from runner.measure.probe import Trained
+from runner.records import RunRecord, dumps, finite, nonfinite, write_atomically
+from runner.states import STATE
+
+
+@dataclass(kw_only=True, eq=False)
+class Run:
+    """What is known of a run while it runs; becomes its record however it ends."""
+
+    folder: Path
+    ticket: Mapping[str, Any]
+    workload_id: str | None = None
+    device: torch.device | None = None
+    controls: Mapping[str, str] = field(default_factory=dict)
+    job: Job | None = None
+    account: MemoryAccount | None = None
+    trained: Trained | None = None
+    loop: Loop | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The resolved config."""
+        config: Mapping[str, Any] = self.ticket["config"]
+        return config
+
+    def say(self, state: str, **more: Any) -> None:
+        """Publish `state.json` for the launching process."""
+        write_atomically(self.folder / STATE, dumps({"state": state, **more}))
+
+
+def record_of(run: Run, status: str, message: str) -> RunRecord:
+    """The record of a run, from whatever is known of it."""
+    summary, dropped = finite_only(summary_of(run))
+    return RunRecord(
+        status=status,
+        message=message,
+        command=run.ticket["command"],
+        workload_id=run.workload_id,
+        setup_id=checks.setup_id(run.config),
+        config=run.config,
+        summary=summary,
+        environment=_environment(run),
+        sizes=sizes_of(run),
+        memory=run.account.to_json() if run.account else {},
+        evidence=evidence_of(run),
+        numerics={"nonfinite_summary": dropped} if dropped else {},
+        evaluation=evaluation_of(run),
+        diagnosis=diagnosis_of(run),
+    )
+
+
+def finite_only(figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+    """Figures that JSON can hold, and the markers of the others."""
+    markers = {name: mark for name, value in figures.items() if (mark := nonfinite(value))}
+    return {name: v for name, v in figures.items() if name not in markers}, markers
+
+
+def _environment(run: Run) -> dict[str, Any]:
+    if run.device is None:
+        return {}
+    found = environment(run.device, Path(run.ticket["launch"]))
+    return {**found, "process": run.config["process"], "timings": run.timings}
+
+
+def summary_of(run: Run) -> dict[str, float]:
+    """The run's figures by MLflow name without `summary/`."""
+    loop, job = run.loop, run.job
+    if loop is None or job is None or run.device is None:
+        return {}
+    figures = accounting.summary(loop.records)
+    figures |= memory_figures(run)
+    if loop.evaluations and loop.evaluations[-1].update == loop.applied:
+        figures["eval_loss"] = loop.evaluations[-1].eval_loss
+    flops, seconds = timed_work(loop, job)
+    used = accounting.mfu(
+        flops=flops,
+        seconds=seconds,
+        peak_flops_per_s=peak_flops_per_s(
+            device_name(run.device), job.parts.precision.formats["compute"]
+        ),
+    )
+    if used is not None:
+        figures["mfu"] = used
+    return figures
+
+
+def device_name(device: torch.device) -> str:
+    """The name that the table of peaks knows a device by."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def timed_work(loop: Loop, job: Job) -> tuple[float, float]:
+    """Model FLOPs and seconds over the updates without a mark."""
+    flops, seconds = 0.0, 0.0
+    for record, lengths in zip(loop.records, loop.lengths, strict=True):
+        if not record.marks:
+            flops += flops_of(job, lengths)
+            seconds += record.total
+    return flops, seconds
+
+
+def flops_of(job: Job, lengths: Any) -> int:
+    """Model FLOPs of an update over documents of these lengths."""
+    shapes = job.parts.model.describe()
+    return accounting.model_flops(
+        matmul_params=shapes.matmul_params,
+        layers=shapes.layers,
+        heads=shapes.heads,
+        head_width=shapes.head_width,
+        lengths=lengths,
+    )
+
+
+def memory_figures(run: Run) -> dict[str, float]:
+    """Peak bytes: of the timed updates on CUDA, from the account on a CPU."""
+    assert run.loop is not None and run.device is not None
+    if run.device.type == "cuda":
+        seen = [record.memory for record in run.loop.records if record.memory]
+        return {
+            f"peak_{kind}_bytes": max(memory[kind] for memory in seen)
+            for kind in ("allocated", "reserved")
+            if seen
+        }
+    return {"peak_allocated_bytes": run.account.peak_bytes} if run.account else {}
+
+
+def sizes_of(run: Run) -> dict[str, Any]:
+    """Counts of examples, tokens, parameters and micro-batches."""
+    job, loop = run.job, run.loop
+    if job is None:
+        return {}
+    shapes = job.parts.model.describe()
+    sizes: dict[str, Any] = {
+        "global_batch": run.config["batch"],
+        "micro_batch": job.feed.micro,
+        "updates_planned": job.updates,
+        "examples_train": len(job.corpus.train),
+        "examples_eval": len(job.corpus.eval),
+        "examples_truncated": job.corpus.truncated,
+        "examples_dropped": dict(job.corpus.dropped),
+        "params": shapes.params,
+        "params_trainable": sum(p.numel() for p in job.training.parameters),
+        "params_by_decay": {
+            str(group["weight_decay"]): sum(p.numel() for p in group["params"])
+            for group in job.training.optimizer.param_groups
+        },
+    }
+    if loop is not None and loop.records:
+        sizes |= _work_sizes(job, loop)
+    return sizes
+
+
+def _work_sizes(job: Job, loop: Loop) -> dict[str, Any]:
+    total: Counts = accounting.total_counts(loop.records)
+    counted = accounting.timed(loop.records)
+    flops, seconds = timed_work(loop, job)
+    return {
+        "tokens": {"useful": total.useful, "nonpad": total.nonpad, "slots": total.slots},
+        "padding_share": accounting.padding_share(total),
+        "updates_timed": len(counted),
+        "step_s": accounting.statistics([u.total for u in counted]),
+        "phase_shares": accounting.phase_shares(counted),
+        "marked": accounting.marked(loop.records),
+        "model_flops_per_s": accounting.rate(flops, seconds),
+    }
+
+
+def evidence_of(run: Run) -> dict[str, Any]:
+    """What shows that the run did what its config says, each item with how it is known."""
+    job, loop = run.job, run.loop
+    found: dict[str, Any] = {}
+
+    def note(name: str, value: Any, how: str) -> None:
+        found[name] = {"value": value, "how": how}
+
+    note("controls", dict(run.controls), "read_back")
+    if job is None:
+        return found
+    precision = job.parts.precision
+    note("formats", dict(precision.formats), "declared")
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in job.training.parameters})
+    note("parameter_dtypes", dtypes, "observed")
+    group = job.training.optimizer.param_groups[0]
+    note("optimizer_fused", bool(group.get("fused")), "read_back")
+    waits = [] if job.training.skips_on_device else ["one flag after the last backward pass"]
+    note("host_waits_per_update", waits, "declared")
+    note("corpus_fingerprint", job.corpus.fingerprint, "observed")
+    if run.trained is not None:
+        note("tensors_trainable", run.trained.parameters, "observed")
+        note("tensors_without_gradient", list(run.trained.no_gradient), "observed")
+        note("tensors_unchanged", list(run.trained.unchanged), "observed")
+    if loop is not None and loop.records:
+        steps = sum(record.total for record in loop.records)
+        note("loop_wall_s", loop.wall_s, "observed")
+        note("sum_of_steps_s", steps, "observed")
+        marks = 4 + 3 * (run.config["accum"])
+        note("marks_per_update", marks, "declared")
+        note("mark_s", mark_cost(job.device), "observed")
+        scales = [r.loss_scale for r in loop.records if r.loss_scale is not None]
+        if scales:
+            note("loss_scale", {"first": scales[0], "last": scales[-1]}, "observed")
+    return found
+
+
+def evaluation_of(run: Run) -> dict[str, Any]:
+    """Held-out losses, and the entropy that a model without context could reach."""
+    job, loop = run.job, run.loop
+    if job is None or loop is None or not loop.evaluations:
+        return {}
+    count = min(run.config["eval"]["examples"], len(job.corpus.eval))
+    targets = target_counts([job.corpus.eval[i] for i in range(count)])
+    first, last = loop.evaluations[0], loop.evaluations[-1]
+    return {
+        "before": finite(first.eval_loss),
+        "last": finite(last.eval_loss),
+        "last_nonfinite": nonfinite(last.eval_loss),
+        "last_update": last.update,
+        "perplexity": math.exp(last.eval_loss) if last.eval_loss < 50 else None,
+        "tokens": last.eval_tokens,
+        "unigram_entropy": accounting.unigram_entropy(targets),
+        "format": "fp32",
+    }
+
+
+def diagnosis_of(run: Run) -> list[dict[str, str]]:
+    """Symptoms of the step, in execution order."""
+    if run.loop is None or not run.loop.records:
+        return []
+    records = run.loop.records
+    counted = accounting.timed(records)
+    steps = accounting.statistics([u.total for u in counted])
+    return [
+        {"stage": f.stage, "evidence": f.evidence, "advice": f.advice}
+        for f in findings(
+            shares=accounting.phase_shares(counted),
+            padding=accounting.padding_share(accounting.total_counts(records)),
+            skipped=sum(not u.applied for u in records),
+            spread=steps["spread"] if steps else None,
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Precision recipes, one small module each."""

@@ -1,0 +1,161 @@
+"""The whole training step, top to bottom, in one function.
+
+What happens between two calls of `Clock.start` is one update. `measured_update` draws all its
+micro-batches first, so the divisor of the objective is known before the first backward pass, and
+waits for nothing between the first forward and the last backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from runner.contracts import Counts, LossLever, MicroBatch, Objective, entered
+from runner.precision.scaling import LossScaler
+
+
+class Phases(Protocol):
+    """Whatever listens to the phases of an update: a clock, or the memory account."""
+
+    def enter(self, phase: str) -> None:
+        """From now on the update is in `phase`."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Training:
+    """What an update touches: the built parts, and the state that updates change.
+
+    contexts: make the contexts of a forward and of a backward pass.
+    lr_factors: (updates,) float32 on the device; the factor after i applied updates.
+    applied: scalar int64 on the device, updates applied so far.
+    host_applied: the same number as far as the host knows it.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    loss: LossLever
+    device: torch.device
+    base_lr: float
+    lr_factors: Tensor
+    scaler: LossScaler | None
+    clip: float | None
+    skips_on_device: bool
+    clear_gradients: Callable[[torch.optim.Optimizer], None]
+    forward_contexts: Callable[[], Sequence[AbstractContextManager[Any]]]
+    backward_contexts: Callable[[], Sequence[AbstractContextManager[Any]]]
+    applied: Tensor
+
+    def __post_init__(self) -> None:
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.one = torch.ones((), device=self.device)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What one update leaves for the host to read later.
+
+    figures: (5,) float64 on the device: loss, gradient norm, 1 if skipped, rate, loss scale
+        (NaN without scaling); None when no target was valid and nothing ran.
+    """
+
+    figures: Tensor | None
+    counts: Counts
+    examples: int
+    lengths: tuple[int, ...]
+
+
+def measured_update(
+    training: Training, draw: Callable[[], Sequence[MicroBatch]], clock: Phases
+) -> Outcome:
+    """One complete update, from its first example to its last parameter.
+
+    `draw` delivers every micro-batch of the update. Each micro-batch's summed loss is divided by
+    the objective's denominator over all of them, so any split has the same gradient. The update
+    is skipped, on the device where the optimizer can, if the gradient norm is not finite.
+    """
+    clock.enter("data")
+    micros = draw()
+    divisor = training.objective.denominator(micros)
+    counts = sum((micro.counts for micro in micros), Counts())
+    lengths = tuple(length for micro in micros for length in micro.lengths)
+    if not divisor:
+        clock.enter("other")
+        return Outcome(figures=None, counts=counts, examples=len(lengths), lengths=lengths)
+
+    clock.enter("optimizer")
+    training.clear_gradients(training.optimizer)
+    scale = training.scaler.scale if training.scaler else training.one
+    loss = None
+    for micro in micros:
+        clock.enter("transfer")
+        micro = to_device(micro, training.device)
+        clock.enter("forward")
+        with entered(training.forward_contexts()):
+            hidden = training.model.hidden(  # type: ignore[operator]
+                micro.input_ids, micro.positions, micro.segments
+            )
+            head_weight: Tensor = training.model.head_weight  # type: ignore[assignment]
+            part = training.loss.loss_sum(hidden, head_weight, micro.targets, micro.weights)
+            part = part / divisor
+        clock.enter("backward")
+        with entered(training.backward_contexts()):
+            (part * scale).backward()  # type: ignore[no-untyped-call]
+        loss = part.detach() if loss is None else loss + part.detach()
+
+    clock.enter("optimizer")
+    assert loss is not None
+    gradients = [p.grad for p in training.parameters if p.grad is not None]
+    if training.scaler:
+        torch._foreach_mul_(gradients, 1 / scale)
+    norm = torch.nn.utils.get_total_norm(gradients)
+    bad = 1 - torch.isfinite(norm).float()
+    if training.clip is not None:
+        torch.nn.utils.clip_grads_with_norm_(training.parameters, training.clip, norm)
+    lr = step_or_skip(training, bad)
+    if training.scaler:
+        scale = scale.clone()
+        training.scaler.update(bad)
+    seen = (loss, norm, bad, lr, scale if training.scaler else training.one * torch.nan)
+    figures = torch.stack([value.double() for value in seen])
+    clock.enter("other")
+    return Outcome(figures=figures, counts=counts, examples=len(lengths), lengths=lengths)
+
+
+def step_or_skip(training: Training, bad: Tensor) -> Tensor:
+    """Apply the update unless `bad` is 1; returns the learning rate used.
+
+    Optimizers that skip on the device are told there. For the others the host reads the one flag,
+    which is the only wait of an update and is declared in the evidence.
+    """
+    place = training.applied.clamp(max=len(training.lr_factors) - 1)
+    lr = training.base_lr * training.lr_factors[place]
+    optimizer = training.optimizer
+    if training.skips_on_device:
+        for group in optimizer.param_groups:
+            group["lr"].copy_(lr)
+        optimizer.found_inf = bad  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not bad.item():
+        for group in optimizer.param_groups:
+            group["lr"] = float(lr)
+        optimizer.step()
+    training.applied += 1 - bad.long()
+    return lr
+
+
+def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
+    """The micro-batch with its tensors on `device`; asynchronous from pinned memory."""
+    if device.type == "cpu":
+        return micro
+    moved = {
+        name: tensor.to(device, non_blocking=True)
+        for name in ("input_ids", "targets", "positions", "segments", "weights", "sequence")
+        if (tensor := getattr(micro, name)) is not None
+    }
+    return replace(micro, **moved)

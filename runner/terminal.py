@@ -1,0 +1,250 @@
+"""What a person sees: a progress bar while a job runs, a summary at its end, lists of faults.
+
+On a terminal one bar is redrawn; elsewhere a plain line appears every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from runner import accounting
+from runner.contracts import Fault
+from runner.records import (
+    JOURNAL,
+    PHASES,
+    EvaluationRecord,
+    RunRecord,
+    UpdateRecord,
+    follow_journal,
+)
+
+if TYPE_CHECKING:
+    from runner.compose import Plan
+
+REDRAW_S = 0.25
+PLAIN_S = 5.0
+WINDOW = 20
+"""Updates that the rates of the progress bar are over."""
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with a binary unit; GiB is 2**30 bytes."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Seconds with a unit that leaves three digits."""
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def print_faults(out: IO[str], faults: Sequence[Fault], consequence: str) -> None:
+    """Every fault on its own line under one heading."""
+    count = f"{len(faults)} mistake{'s' if len(faults) != 1 else ''}"
+    print(f"error: {count} in the command; {consequence}", file=out)
+    for fault in faults:
+        print(f"  {fault}", file=out)
+
+
+class Progress:
+    """The progress of one job, read from its journal."""
+
+    def __init__(self, out: IO[str], *, plan: Plan, jobs: int, folder: Path) -> None:
+        self._out = out
+        self._folder = folder
+        self._title = f"[{plan.number + 1}/{jobs}] {plan.setup}" if jobs > 1 else plan.setup
+        self._setup = plan.setup
+        self._config = plan.config
+        self._live = out.isatty()
+        self._offset = 0
+        self._window: list[UpdateRecord] = []
+        self._since: list[UpdateRecord] = []
+        self._evaluation: EvaluationRecord | None = None
+        self._shown = 0.0
+        self._stage = ""
+        self._bar: Any = None
+
+    def say(self, text: str) -> None:
+        """One plain line."""
+        print(text, file=self._out, flush=True)
+
+    def show(self, state: Mapping[str, Any]) -> None:
+        """Bring the display up to date, at most every so often."""
+        now = time.monotonic()
+        if now - self._shown < (REDRAW_S if self._live else PLAIN_S):
+            return
+        self._shown = now
+        self._read()
+        if self._live:
+            self._draw(state)
+        else:
+            self._plain(state)
+
+    def _read(self) -> None:
+        for line, offset in follow_journal(self._folder / JOURNAL, self._offset):
+            self._offset = offset
+            if isinstance(line, EvaluationRecord):
+                self._evaluation = line
+            else:
+                self._window = [*self._window, line][-WINDOW:]
+                self._since.append(line)
+
+    def _figures(self, updates: Sequence[UpdateRecord]) -> str:
+        """Loss, step time and useful rate over the given updates, totals over totals."""
+        loss = accounting.window_loss(updates)
+        seconds = sum(u.total for u in updates)
+        useful = accounting.rate(accounting.total_counts(updates).useful, seconds)
+        words = [
+            "loss not defined" if loss is None else f"loss {loss:.4f}",
+            f"step {human_seconds(seconds / len(updates))}",
+            f"{useful or 0:,.0f} useful tokens/s",
+        ]
+        if self._evaluation is not None:
+            words.append(f"held-out {self._evaluation.eval_loss:.4f}")
+        return " · ".join(words)
+
+    def _plain(self, state: Mapping[str, Any]) -> None:
+        total = state.get("updates")
+        if self._since:
+            last = self._since[-1].update
+            self.say(f"{self._title}: update {last}/{total} · {self._figures(self._since)}")
+            self._since = []
+        elif state.get("state") and state["state"] != self._stage:
+            self._stage = state["state"]
+            self.say(f"{self._title}: {self._stage}")
+
+    def _draw(self, state: Mapping[str, Any]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        if self._bar is None:
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=Console(file=self._out),
+                auto_refresh=False,
+                transient=True,
+            )
+            self._bar.start()
+            self._bar.add_task(self._title, total=None, figures="")
+        figures = self._figures(self._window) if self._window else state.get("state", "starting")
+        done = self._window[-1].update if self._window else 0
+        self._bar.update(0, total=state.get("updates"), completed=done, figures=figures)
+        self._bar.refresh()
+
+    def close(self, record: RunRecord) -> None:
+        """Remove the bar, print the last partial window and the summary."""
+        self._read()
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._since:
+            total = record.sizes.get("updates_planned")
+            last = self._since[-1].update
+            self.say(f"{self._title}: update {last}/{total} · {self._figures(self._since)}")
+        self.say("\n".join(summary_lines(record, title=self._title, folder=self._folder)))
+
+
+def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
+    """The end summary of a run, a line per subject; a subject that is unknown is left out."""
+    lines = [f"{title}: {record.status}" + (f" — {record.message}" if record.message else "")]
+    sections = (
+        ("device", _device_line(record)),
+        ("step time", _step_line(record)),
+        ("phases", _phase_line(record)),
+        ("tokens/s", _rate_line(record)),
+        ("memory", _memory_line(record)),
+        ("loss", _loss_line(record)),
+        ("updates", _update_line(record)),
+        *(("look next", f"{f['stage']}: {f['evidence']}; {f['advice']}") for f in record.diagnosis),
+        ("run folder", str(folder)),
+    )
+    lines += [f"  {name:<11}{text}" for name, text in sections if text]
+    return lines
+
+
+def _device_line(record: RunRecord) -> str:
+    device = record.environment.get("device")
+    if not device:
+        return ""
+    sizes = record.sizes
+    shape = ""
+    if sizes:
+        accum = sizes["global_batch"] // sizes["micro_batch"]
+        shape = (
+            f" · batch {sizes['global_batch']} = {accum} x {sizes['micro_batch']}"
+            f" · seq_len {record.config['seq_len']} · {sizes['params']:,} parameters"
+        )
+    kind = "CPU" if device["type"] == "cpu" else "GPU"
+    return f"{kind}: {device['name']}{shape}"
+
+
+def _step_line(record: RunRecord) -> str:
+    steps = record.sizes.get("step_s")
+    if not steps:
+        timed = record.sizes.get("updates_timed")
+        return "" if timed is None else f"none: all {record.config['warmup']} warm-up updates"
+    return (
+        f"median {human_seconds(steps['median'])} · p95 {human_seconds(steps['p95'])}"
+        f" · spread {steps['spread']:.0%} · over {steps['count']:.0f} updates after warm-up"
+    )
+
+
+def _phase_line(record: RunRecord) -> str:
+    shares = record.sizes.get("phase_shares")
+    if not shares:
+        return ""
+    return " · ".join(f"{phase} {shares[phase]:.1%}" for phase in PHASES)
+
+
+def _rate_line(record: RunRecord) -> str:
+    words = [
+        f"{label} {record.summary[f'{kind}_tokens_per_s']:,.0f}"
+        for kind, label in (("useful", "useful"), ("nonpad", "non-pad"), ("slots", "slots"))
+        if f"{kind}_tokens_per_s" in record.summary
+    ]
+    padding = record.sizes.get("padding_share")
+    if words and padding is not None:
+        words.append(f"padding {padding:.0%} of slots")
+    if "mfu" in record.summary:
+        words.append(f"MFU {record.summary['mfu']:.1%}")
+    return " · ".join(words)
+
+
+def _memory_line(record: RunRecord) -> str:
+    peak = record.summary.get("peak_allocated_bytes")
+    if peak is None:
+        return ""
+    largest = record.memory.get("largest_live_object")
+    return f"peak {human_bytes(peak)}" + (f" · largest live object: {largest}" if largest else "")
+
+
+def _loss_line(record: RunRecord) -> str:
+    found = record.evaluation
+    words = []
+    if "train_loss" in record.summary:
+        window = accounting.TRAIN_LOSS_WINDOW
+        words.append(f"train {record.summary['train_loss']:.4f} (last {window} updates)")
+    if found.get("before") is not None and found.get("last") is not None:
+        words.append(f"held-out {found['before']:.4f} -> {found['last']:.4f} nats")
+        words.append(f"unigram entropy {found['unigram_entropy']:.4f}")
+    return " · ".join(words)
+
+
+def _update_line(record: RunRecord) -> str:
+    summary = record.summary
+    if "updates_applied" not in summary:
+        return ""
+    return (
+        f"{summary['updates_applied']:.0f} applied of {summary['updates_attempted']:.0f} attempted"
+        f" · {summary['updates_skipped']:.0f} skipped"
+    )

@@ -1,0 +1,167 @@
+"""One job in one fresh process: `python -m runner.worker`, with a run folder on standard input.
+
+The launching process starts it early, so that its imports overlap with other checks, and then
+writes the folder's path. Everything the worker has to say goes into that folder: `state.json`
+while it runs, `journal.jsonl` per update, `record.json` at the end, its output in `worker.log`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from runner import checks
+from runner.assemble import assemble, check_device, choose_device, load_corpus, set_controls
+from runner.contracts import Unsupported, UserError
+from runner.journal import Journal
+from runner.loop import Diverged, Loop, Stopped
+from runner.measure.clock import clock_for
+from runner.measure.probe import probe
+from runner.outcome import Run, record_of
+from runner.records import JOURNAL
+from runner.states import JOB
+
+
+class Contradiction(Exception):
+    """The evidence says that the run does not do what its config says."""
+
+
+def read_ticket(folder: Path) -> dict[str, Any]:
+    """The launching process's `job.yaml`: config, command, setup name, launch folder."""
+    ticket = OmegaConf.to_container(OmegaConf.load(folder / JOB), resolve=True)
+    assert isinstance(ticket, dict)
+    return {str(key): value for key, value in ticket.items()}
+
+
+def run_folder(folder: Path, stop: Callable[[], bool]) -> str:
+    """Run the job of a folder to its record; returns the status and raises nothing."""
+    run = Run(folder=folder, ticket=read_ticket(folder))
+    status, message = _guarded(run, stop)
+    try:
+        record_of(run, status, message).write(folder)
+    except Exception:
+        traceback.print_exc()
+        status, message = "error", f"the record could not be written; see {folder}/worker.log"
+        bare = Run(folder=folder, ticket=run.ticket)
+        record_of(bare, status, message).write(folder)
+    return status
+
+
+def _guarded(run: Run, stop: Callable[[], bool]) -> tuple[str, str]:
+    """Status and message of the job, whatever it does."""
+    try:
+        _work(run, stop)
+    except Unsupported as error:
+        return "unsupported", str(error)
+    except Diverged as error:
+        return "diverged", str(error)
+    except Stopped as error:
+        return "killed", str(error)
+    except (UserError, Contradiction) as error:
+        return "error", str(error)
+    except BaseException as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}".strip()
+        return ("oom" if _out_of_memory(error) else "error"), text
+    return "ok", ""
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _work(run: Run, stop: Callable[[], bool]) -> None:
+    begin = perf_counter()
+    config = run.config
+    parts = checks.build_parts(config)
+    device = run.device = choose_device(config["device"])
+    check_device(parts, device)
+    run.controls = set_controls(parts.precision.controls())
+    run.say("preparing data")
+    corpus = load_corpus(config, parts)
+    run.timings["data_s"] = perf_counter() - begin
+    run.workload_id = checks.workload_id(config, corpus.fingerprint)
+    job = run.job = assemble(config, parts, device, corpus)
+    run.say("started", workload_id=run.workload_id, updates=job.updates, device=str(device))
+    before = perf_counter()
+    run.account, run.trained = probe(job.training, job.feed.probes(job.updates))
+    run.timings["probe_s"] = perf_counter() - before
+    if run.trained.contradiction:
+        raise Contradiction(f"evidence: {run.trained.contradiction}")
+    journal = Journal(run.folder / JOURNAL)
+    try:
+        run.loop = Loop(
+            training=job.training,
+            draws=job.feed.draws(),
+            clock=clock_for(device),
+            journal=journal,
+            evaluation=job.evaluation,
+            updates=job.updates,
+            warmup=config["warmup"],
+            eval_every=config["eval"]["every"],
+            stop=stop,
+        )
+        run.loop.run()
+    finally:
+        journal.close()
+    run.timings["job_s"] = perf_counter() - begin
+
+
+# --- the process ------------------------------------------------------------------------------
+
+
+class StopFlag:
+    """Remembers that a signal asked the job to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def listen(self) -> None:
+        """Turn SIGTERM and SIGINT into a request, honoured before the next update."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.asked = True
+
+
+def die_with_parent() -> None:
+    """Ask Linux for SIGTERM when the launching process dies, so that no worker is orphaned."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def main() -> int:
+    """Wait for a folder on standard input, run its job; 0 when its record was written."""
+    die_with_parent()
+    stop = StopFlag()
+    stop.listen()
+    line = sys.stdin.readline().strip()
+    if not line:
+        return 0
+    folder = Path(line)
+    log = os.open(folder / "worker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    run_folder(folder, stop)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
