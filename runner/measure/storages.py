@@ -1,0 +1,191 @@
+"""Follows storages through one update: what is born, what changes size, what dies.
+
+The same code follows real and fake tensors: a fake tensor's storage has the size that the real
+one would have, and its own identity.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from runner.measure.live import Event, Life, Log
+
+PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
+
+Describe = Callable[[Tensor, str], tuple[str, str]]
+"""Label and module path of a tensor that the named operation has just made."""
+
+
+class Storages:
+    """The log of one update, and the storages that are live now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.log = Log(stretches=["other"], before=[], events=[])
+        self._device = device
+        self._live: dict[int, tuple[weakref.ref[Any], Life, int]] = {}
+
+    def enter(self, phase: str) -> None:
+        """Begin a stretch of `phase`."""
+        self.log.stretches.append(phase)
+        self.log.events.append(Event(None, 0, self.now))
+
+    @property
+    def now(self) -> int:
+        """Number of the present stretch."""
+        return len(self.log.stretches) - 1
+
+    @property
+    def phase(self) -> str:
+        """Phase of the present stretch."""
+        return self.log.stretches[-1]
+
+    def find(self, tensor: Tensor) -> Life | None:
+        """The life of a tensor's storage, if it is followed."""
+        entry = self._live.get(tensor.untyped_storage()._cdata)
+        return None if entry is None else entry[1]
+
+    def existing(self, tensor: Tensor, role: str, label: str) -> None:
+        """Take in a storage that existed before the update; its first role stays."""
+        for plain in plain_tensors(tensor):
+            if self._follows(plain) and self.find(plain) is None:
+                life = self._life(plain, label, "", birth=-1)
+                life.role = role
+                self._begin(plain, life, self.log.before)
+
+    def born(self, tensor: Tensor, operation: str, describe: Describe) -> None:
+        """Take in what an operation returned: a new storage, a view, or one that was resized."""
+        if not self._follows(tensor):
+            return
+        life = self.find(tensor)
+        if life is not None:
+            self.resized(tensor.untyped_storage())
+            return
+        label, where = describe(tensor, operation)
+        life = self._life(tensor, label, where, birth=self.now)
+        life.recomputed = self.phase == "backward" and torch.is_grad_enabled()
+        life.role = "inputs" if self.phase in ("data", "transfer") else None
+        self._begin(tensor, life, self.log.events)
+
+    def met(self, tensor: Tensor) -> None:
+        """Take in what an operation was given and nothing before it returned: data that came
+        from outside torch, or else something that existed before the update."""
+        if self._follows(tensor) and self.find(tensor) is None:
+            arriving = self.phase in ("data", "transfer")
+            life = self._life(tensor, "unknown", "", birth=self.now if arriving else -1)
+            life.role = "inputs" if arriving else "unattributed"
+            self._begin(tensor, life, self.log.events if arriving else self.log.before)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Log a change in the size of a followed storage."""
+        entry = self._live.get(storage._cdata)
+        if entry is None:
+            return
+        ref, life, size = entry
+        if storage.nbytes() != size:
+            self.log.events.append(Event(life, storage.nbytes() - size, self.now))
+            self._live[storage._cdata] = (ref, life, storage.nbytes())
+
+    def forget(self) -> None:
+        """Stop following; the log stays."""
+        self._live.clear()
+
+    def _follows(self, tensor: Tensor) -> bool:
+        return tensor.layout == torch.strided and tensor.device == self._device
+
+    def _life(self, tensor: Tensor, label: str, where: str, birth: int) -> Life:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Life(shape=tuple(tensor.shape), dtype=dtype, label=label, where=where, birth=birth)
+
+    def _begin(self, tensor: Tensor, life: Life, events: list[Event]) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        self._live[key] = (weakref.ref(storage, lambda ref: self._died(key, ref)), life, size)
+        events.append(Event(life, size, life.birth))
+
+    def _died(self, key: int, ref: weakref.ref[Any]) -> None:
+        entry = self._live.get(key)
+        if entry is None or entry[0] is not ref:
+            return
+        _, life, size = self._live.pop(key)
+        life.death = self.now
+        life.outlived = not (self.phase == "backward" and torch.is_grad_enabled())
+        self.log.events.append(Event(life, -size, self.now))
+
+
+class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows every operation's inputs and outputs to `Storages`."""
+
+    def __init__(self, storages: Storages, describe: Describe) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages = storages
+        self._describe = describe
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation; a tensor subclass first takes itself apart into plain tensors."""
+        if any(kind not in PLAIN and overrides(kind) for kind in types):
+            return NotImplemented
+        given = kwargs or {}
+        for tensor in tensors_in((args, *given.values())):
+            self._storages.met(tensor)
+        out = func(*args, **given)
+        operation = func._schema.name.partition("::")[2].strip("_")
+        for tensor in tensors_in(out):
+            for plain in plain_tensors(tensor):
+                self._storages.born(plain, operation, self._describe)
+        return out
+
+
+def overrides(kind: type) -> bool:
+    """Whether a tensor class runs its own operations."""
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples and lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold a tensor's data: itself, or the inner ones of a wrapper."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names: Iterable[str] = tensor.__tensor_flatten__()[0]
+    for name in names:
+        yield from plain_tensors(getattr(tensor, name))
+
+
+@contextmanager
+def resizes_seen(storages: Storages) -> Iterator[None]:
+    """Also see `UntypedStorage.resize_`, which is no operation and passes no dispatch."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        out = original(storage, size)
+        storages.resized(storage)
+        return out
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
