@@ -16,7 +16,7 @@ def _rates(**rates: float) -> Rates:
     return MappingProxyType(rates)
 
 
-HOPPER_SXM = _rates(fp32=67, tf32=494.7, bf16=989.5, fp16=989.5, fp8=1979, int8=1979)
+HOPPER_SXM = _rates(fp32=66.9, tf32=494.7, bf16=989.4, fp16=989.4, fp8=1978.9, int8=1978.9)
 A100 = _rates(fp32=19.5, tf32=156, bf16=312, fp16=312, int8=624)
 
 PEAKS: Mapping[str, Rates] = MappingProxyType(
