@@ -20,7 +20,7 @@ from runner.step import Outcome, Training, measured_update
 NONFINITE_LIMIT = 3
 """Non-finite losses in a row after which a run has diverged."""
 RUNAWAY_NATS = 1.0
-"""A held-out loss this far above the one before training is a runaway."""
+"""A final held-out loss this far above the one before training is a runaway."""
 IN_FLIGHT = 2
 """Updates that may be dispatched to the device before the host reads the oldest."""
 
@@ -94,12 +94,14 @@ class Loop:
         self.evaluate(self.applied)
 
     def evaluate(self, update: int) -> None:
-        """Record the held-out loss; raises Diverged when it ran away."""
+        """Record the held-out loss; raises Diverged when it is not finite, or when at the end it
+        is RUNAWAY_NATS above the one before training."""
         found = self.evaluation.run(self.training.model, update)
         self.evaluations.append(found)
         self.journal.append(found)
         rise = found.eval_loss - self.evaluations[0].eval_loss
-        if not math.isfinite(found.eval_loss) or rise > RUNAWAY_NATS:
+        runaway = update >= self.updates and rise > RUNAWAY_NATS
+        if runaway or not math.isfinite(found.eval_loss):
             raise Diverged(
                 f"held-out loss {found.eval_loss:.4g} after {update} updates; "
                 f"{self.evaluations[0].eval_loss:.4g} before the first"

@@ -231,7 +231,7 @@ class RunRecord:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     numerics: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
-    diagnosis: Sequence[Mapping[str, Any]] = ()
+    diagnosis: Sequence[Mapping[str, Any]] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
