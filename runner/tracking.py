@@ -8,20 +8,18 @@ a second to import, so that waits until a store is used.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.contracts import Fault, UserError
 from runner.forwarding.address import resolve_uri
 from runner.forwarding.client import Run
-from runner.forwarding.curves import KINDS_OF_NONFINITE, NONFINITE, Point
+from runner.forwarding.curves import Point
 from runner.forwarding.names import safe_name, safe_value, shortened
 from runner.forwarding.store import Store
 from runner.forwarding.untracked import NoStore
-from runner.records import JOURNAL, RECORD, JournalLine, RunRecord, read_journal
+from runner.records import JOURNAL, RECORD
 
 TAG_LIMIT = 5000
 NAME_LIMIT = 250
@@ -104,6 +102,11 @@ class MlflowCalls:
             found = self._client.get_experiment_by_name(name)
             if found is None or found.lifecycle_stage != "active":
                 raise
+
+    def find_experiment(self, name: str) -> str | None:
+        """Id of an experiment that is there and not deleted."""
+        found = self._client.get_experiment_by_name(name)
+        return found.experiment_id if found and found.lifecycle_stage == "active" else None
 
     def prove_writable(self, experiment_id: str) -> None:
         """Set a tag of the experiment."""
@@ -194,69 +197,3 @@ def _batches(params: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
         size += len(key) + len(text)
     if batch:
         yield batch
-
-
-# --- reading back -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackedRun:
-    """A job's run as it is kept in the store; `record` is None while it runs or when killed."""
-
-    run: Run
-    record: RunRecord | None
-    journal: Sequence[JournalLine]
-
-
-def read_runs(tracking: Mlflow, launch: Path, sweep: str | None = None) -> list[TrackedRun]:
-    """The runs of jobs with what their artifacts hold, oldest first; parents are left out.
-
-    sweep: only those of one sweep, `latest` for the newest one. Raises UserError for a sweep
-    that is not there.
-    """
-    store = tracking.open(launch)
-    store.check()
-    client = MlflowCalls(store.uri)
-    experiment_id, _, _ = client.experiment(tracking.experiment, None)
-    runs = client.search(experiment_id, "")
-    if sweep is not None:
-        chosen = _choose(sweep, [run.tags["sweep_id"] for run in runs if "sweep_id" in run.tags])
-        runs = [run for run in runs if run.tags.get("sweep_id") == chosen]
-    jobs = [run for run in reversed(runs) if "sweep_parent" not in run.tags]
-    return [_read_run(client, run) for run in jobs]
-
-
-def _choose(sweep: str, known: Sequence[str]) -> str:
-    names = list(dict.fromkeys(known))
-    if sweep == "latest" and names:
-        return names[0]
-    if sweep not in names:
-        fault = Fault(
-            key="sweep",
-            given=sweep,
-            allowed=", ".join(["latest", *names]) if names else "nothing: no sweep is stored here",
-            next_step="name one of these, or another tracking.uri or experiment",
-        )
-        raise UserError(fault)
-    return sweep
-
-
-def _read_run(client: MlflowCalls, run: Run) -> TrackedRun:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        client.download(run.run_id, folder)
-        return TrackedRun(
-            run=run, record=RunRecord.read(folder), journal=read_journal(folder / JOURNAL)
-        )
-
-
-def read_curve(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
-    """Step and value of a curve, in order, with nan and infinities as they were.
-
-    uri: resolved, as a store has it.
-    """
-    client = MlflowCalls(uri)
-    values = client.history(run_id, name)
-    for step, code in client.history(run_id, NONFINITE + name).items():
-        values[step] = float(KINDS_OF_NONFINITE[int(code) - 1])
-    return sorted(values.items())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
@@ -33,30 +36,30 @@ def resolve_uri(uri: str | None, launch: Path) -> str:
 
     Raises UserError for an address that MLflow refuses or that would not outlive the process.
     """
-    given = f"sqlite:///{launch / 'mlflow.db'}" if uri is None else uri
-    scheme = given.partition(":")[0].partition("+")[0]
+    if uri is None:
+        return _sqlite_uri("sqlite", launch / "mlflow.db", "")
+    scheme = uri.partition(":")[0].partition("+")[0]
     if scheme == "sqlite":
-        return _resolve_sqlite(given, launch)
-    if scheme in _REMOTE and ("://" in given or scheme == "databricks"):
-        return given
+        driver, mark, rest = uri.partition(":///")
+        name, question, options = rest.partition("?")
+        if mark and name and name != ":memory:":
+            return _sqlite_uri(driver, launch / name, question + options)
+    elif scheme in _REMOTE and ("://" in uri or scheme == "databricks"):
+        return uri
     raise uri_fault(
-        repr(given), "folders are not tracking stores", "type tracking.uri=sqlite:///mlflow.db"
+        repr(uri), "it names no file and no server", "type tracking.uri=sqlite:///mlflow.db"
     )
 
 
-def _resolve_sqlite(given: str, launch: Path) -> str:
-    driver, mark, rest = given.partition(":///")
-    name, question, options = rest.partition("?")
-    if not mark or not name or name == ":memory:":
+def _sqlite_uri(driver: str, path: Path, options: str) -> str:
+    # SQLAlchemy ends the path at a question mark, and 2.1 decodes per cent signs where 2.0 did not.
+    if set("?%") & set(str(path)):
         raise uri_fault(
-            repr(given), "names no file to keep", "type tracking.uri=sqlite:///mlflow.db"
+            f"sqlite:///{path}",
+            "the path holds a question mark or a per cent sign",
+            "start the command in another folder, or type tracking.uri=sqlite:////FOLDER/mlflow.db",
         )
-    path = launch / name
-    if "?" in str(path):
-        raise uri_fault(
-            repr(given), "the path holds a question mark", "start the command in another folder"
-        )
-    return f"{driver}:///{path}{question}{options}"
+    return f"{driver}:///{path}{options}"
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -103,6 +106,22 @@ def _probe_file(path: Path, seconds: float) -> None:
         connection.execute("ROLLBACK")
     finally:
         connection.close()
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other launchers out while one makes the tables of a database file in `folder`.
+
+    MLflow's own lock does not cover all of that: two at once fail on duplicate columns. The lock
+    is on the folder itself and leaves nothing behind; a file system without such locks has none.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from runner.forwarding.forwarder import Forwarder, Sink
@@ -42,7 +43,7 @@ class Follower:
         self._deadline = float("inf")
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True, name="tracking")
-        self._save()
+        self._save(state)
         self._thread.start()
 
     @property
@@ -64,8 +65,8 @@ class Follower:
         self._closing.set()
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._forwarder.note(TimeoutError(f"the store did not answer within {timeout:g} s"))
-            self._save()
+            problem = f"TimeoutError: the store did not answer within {timeout:g} s"
+            self._save(replace(self._forwarder.state, problem=problem))
             return False
         return self._forwarder.state.complete
 
@@ -76,10 +77,10 @@ class Follower:
         while not self._closing.wait(delay):
             delay = self._attempt(delay)
             if time.monotonic() - saved_at > SAVE_S:
-                self._save()
+                self._save(self._forwarder.state)
                 saved_at = time.monotonic()
         self._conclude()
-        self._save()
+        self._save(self._forwarder.state)
 
     def _attempt(self, delay: float) -> float:
         """One call; the seconds to wait before the next one."""
@@ -114,6 +115,6 @@ class Follower:
         self._forwarder.note(None)
         return True
 
-    def _save(self) -> None:
+    def _save(self, state: State) -> None:
         with self._writing, contextlib.suppress(OSError):
-            self._forwarder.state.write(self._folder)
+            state.write(self._folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from runner.contracts import Fault, UserError
-from runner.forwarding.address import probe, probe_server, sqlite_path, uri_fault, within
+from runner.forwarding.address import alone_in, probe, probe_server, sqlite_path, uri_fault, within
 from runner.forwarding.client import Client
 from runner.forwarding.curves import Point
 from runner.forwarding.follower import Follower
@@ -79,11 +79,15 @@ class Store:
         return [*notes, *end_stale(client, experiment_id)]
 
     def _open(self) -> tuple[Client, str, bool]:
-        client = self._connect(self.uri)
         path = sqlite_path(self.uri)
-        # MLflow's own default would be a folder under wherever this process happens to be.
-        name = safe_name(self.experiment)
-        folder = None if path is None else (path.parent / "mlartifacts" / name).as_uri()
+        folder = None
+        if path is None:
+            client = self._connect(self.uri)
+        else:
+            with alone_in(path.parent):
+                client = self._connect(self.uri)
+            # MLflow's own default would be a folder under wherever this process happens to be.
+            folder = (path.parent / "mlartifacts" / safe_name(self.experiment)).as_uri()
         experiment_id, location, restored = client.experiment(self.experiment, folder)
         self._refuse_artifacts(location)
         self._found = (client, experiment_id)

@@ -1,0 +1,99 @@
+"""What a tracking store holds, read back: comparisons need no run folders. Writes nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.contracts import Fault, UserError
+from runner.forwarding.address import probe_server, resolve_uri, sqlite_path, uri_fault, within
+from runner.forwarding.client import Run
+from runner.forwarding.curves import KINDS_OF_NONFINITE, NONFINITE
+from runner.forwarding.store import CHECK_S
+from runner.records import JOURNAL, JournalLine, RunRecord, read_journal
+from runner.tracking import Mlflow, MlflowCalls
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A job's run as the store keeps it; `record` is None while it runs or when it was killed."""
+
+    run: Run
+    record: RunRecord | None
+    journal: Sequence[JournalLine]
+
+
+def read_runs(tracking: Mlflow, launch: Path, sweep: str | None = None) -> list[TrackedRun]:
+    """The runs of jobs with what their artifacts hold, oldest first; parents are left out.
+
+    launch: the folder that relative sqlite addresses count from.
+    sweep: only those of one sweep, `latest` for the newest one. Raises UserError for a store,
+    experiment or sweep that is not there.
+    """
+    calls, experiment_id = _open(tracking, launch)
+    runs = calls.search(experiment_id, "")
+    if sweep is not None:
+        chosen = _choose(sweep, [run.tags["sweep_id"] for run in runs if "sweep_id" in run.tags])
+        runs = [run for run in runs if run.tags.get("sweep_id") == chosen]
+    jobs = [run for run in reversed(runs) if "sweep_parent" not in run.tags]
+    return [_read_run(calls, run) for run in jobs]
+
+
+def _open(tracking: Mlflow, launch: Path) -> tuple[MlflowCalls, str]:
+    uri = resolve_uri(tracking.uri, launch.absolute())
+    path = sqlite_path(uri)
+    step = "start this in the folder of the runs, or name their store with tracking.uri=..."
+    if path is not None and not path.exists():
+        raise uri_fault(uri, "there is no such file", step)
+    try:
+        within(CHECK_S, lambda: probe_server(uri, CHECK_S / 2))
+        calls = MlflowCalls(uri)
+        found = within(CHECK_S, lambda: calls.find_experiment(tracking.experiment))
+    except Exception as error:
+        raise uri_fault(uri, str(error).partition("\n")[0], step) from error
+    if found is None:
+        fault = Fault(
+            key="tracking.experiment",
+            given=tracking.experiment,
+            allowed=f"an experiment of {uri}",
+            next_step=step,
+        )
+        raise UserError(fault)
+    return calls, found
+
+
+def _choose(sweep: str, known: Sequence[str]) -> str:
+    names = list(dict.fromkeys(known))
+    if sweep == "latest" and names:
+        return names[0]
+    if sweep not in names:
+        fault = Fault(
+            key="sweep",
+            given=sweep,
+            allowed=", ".join(["latest", *names]) if names else "nothing: no sweep is stored here",
+            next_step="name one of these, or another tracking.uri or tracking.experiment",
+        )
+        raise UserError(fault)
+    return sweep
+
+
+def _read_run(calls: MlflowCalls, run: Run) -> TrackedRun:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        calls.download(run.run_id, folder)
+        record, journal = RunRecord.read(folder), read_journal(folder / JOURNAL)
+    return TrackedRun(run=run, record=record, journal=journal)
+
+
+def read_curve(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
+    """Step and value of a curve, in order, with nan and infinities as they were.
+
+    uri: resolved, as a store has it.
+    """
+    calls = MlflowCalls(uri)
+    values = calls.history(run_id, name)
+    for step, code in calls.history(run_id, NONFINITE + name).items():
+        values[step] = float(KINDS_OF_NONFINITE[int(code) - 1])
+    return sorted(values.items())
