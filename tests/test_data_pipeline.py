@@ -131,6 +131,18 @@ def test_a_long_text_is_cut_into_consecutive_examples_without_loss(tmp_path: Pat
     assert corpus.truncated == 0
 
 
+def test_a_piece_of_one_token_has_no_target_and_is_counted(tmp_path: Path) -> None:
+    """Case C05: cut at 2, `ab` and its end are a piece of one token and one of two."""
+    letters = next(
+        pair for pair in ("ab", "cd", "ef", "gh") if side("", pair, eval_share=SHARE) == "train"
+    )
+    texts = collect([Text(prompt="", completion=letters), HELD_OUT_SHORT])
+    with pytest.warns(UserWarning, match="have no target"):
+        corpus = load(texts, tmp_path, seq_len=2, overlong="cut")
+    assert [example.ids.tolist() for example in corpus.train] == [[ord(letters[1]), END]]
+    assert dict(corpus.dropped) == {"no_targets": 2}
+
+
 @given(length=st.integers(1, 200), limit=st.integers(3, 40))
 def test_pieces_are_consecutive_within_the_limit_and_never_one_token(
     length: int, limit: int
@@ -333,6 +345,19 @@ def test_jobs_that_prepare_the_same_corpus_at_once_all_get_it(tmp_path: Path) ->
     assert [job.returncode for job in jobs] == [0, 0]
     assert printed == [f"{content(load(never, tmp_path / 'cache'))}\n"] * 2
     assert sorted(path.name[:4] for path in (tmp_path / "cache").iterdir()) == ["made", "sour"]
+
+
+def test_the_progress_bars_of_datasets_are_afterwards_as_they_were(tmp_path: Path) -> None:
+    import datasets
+
+    load(TEXTS, tmp_path)
+    assert not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        load(TEXTS, tmp_path)
+        assert datasets.are_progress_bars_disabled()
+    finally:
+        datasets.enable_progress_bars()
 
 
 # --- look-ups ---------------------------------------------------------------------------------

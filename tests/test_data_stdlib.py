@@ -90,9 +90,14 @@ def test_everything_with_a_docstring_is_found_wherever_it_stands(tmp_path: Path)
 
 
 def test_files_are_ordered_by_path_and_tests_and_packages_are_left_out(tmp_path: Path) -> None:
-    names = ("b", "a_b", "a__z", "test__t", "a__tests__t", "site-packages__p", "lib2to3__l")
+    names = ("b", "a_b", "a", "a__z", "test__t", "a__tests__t", "site-packages__p", "lib2to3__l")
     found = write(tmp_path, **dict.fromkeys((*names, "idlelib__idle_test__i"), ""))
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a/z.py", "a_b.py", "b.py"]
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == [
+        "a/z.py",
+        "a.py",
+        "a_b.py",
+        "b.py",
+    ]
 
 
 def test_a_file_that_is_no_python_is_left_out_with_a_warning(tmp_path: Path) -> None:

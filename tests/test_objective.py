@@ -108,11 +108,11 @@ def row(ids: list[int]) -> Example:
 
 
 def test_sequence_mean_weighs_each_target_by_its_examples_target_count() -> None:
-    micro = split([row([1, 2]), row([3, 4, 5, 6, 7]), masked(row([8, 9]))], 3)[0]
+    micro = split([row([1, 2]), masked(row([8, 9])), row([3, 4, 5, 6, 7])], 3)[0]
     weights = SequenceMean().weights(micro)
     assert weights is not None
     assert weights.dtype == torch.float32
-    assert weights.tolist() == [[1, 0, 0, 0, 0], [0.25] * 4 + [0], [0] * 5]
+    assert weights.tolist() == [[1, 0, 0, 0, 0], [0] * 5, [0.25] * 4 + [0]]
     assert SequenceMean().denominator([micro]) == 2.0
 
 
