@@ -22,8 +22,8 @@ CONVENTION = (
 half, which the counter cannot see."""
 
 PRODUCTS = frozenset(
-    ("mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "mv", "addmv", "dot")
-    + ("linear", "attention", "convolution")
+    {"mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "mv", "addmv", "dot"}
+    | {"linear", "attention", "convolution"}
 )
 """Words in the names of operations that multiply matrices."""
 
