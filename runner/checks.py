@@ -9,11 +9,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from runner.accounting import divisors
-from runner.config import TARGET, build, levers_of, part_class
+from runner.config import (
+    TARGET,
+    EvalConf,
+    QualityConf,
+    Root,
+    build,
+    levers_of,
+    part_class,
+    unknown_key,
+)
 from runner.contracts import Fault, UserError
 from runner.records import dumps
 
@@ -67,22 +76,32 @@ def build_parts(config: Mapping[str, Any]) -> Parts:
 
 def check(config: Mapping[str, Any]) -> list[Fault]:
     """All faults of one job's resolved config."""
-    faults = list(_scalar_faults(config))
+    faults = [*_unknown_faults(config), *_scalar_faults(config)]
     try:
         parts = build_parts(config)
     except UserError as error:
         return faults + list(error.faults)
     faults.extend(_shape_faults(config, parts))
+    faults.extend(_role_faults(parts))
     for lever in parts.levers.values():
         faults.extend(lever.conflicts(config))
     return faults
+
+
+def _unknown_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
+    """Keys that were added (`+key=`) where the schema has none."""
+    places = {"": Root, "eval.": EvalConf, "quality.": QualityConf}
+    for prefix, schema in places.items():
+        node = config[prefix[:-1]] if prefix else config
+        names = [entry.name for entry in fields(schema)]
+        yield from (unknown_key(f"{prefix}{key}", names) for key in node if key not in names)
 
 
 def _at_least(config: Mapping[str, Any], key: str, least: int) -> Iterable[Fault]:
     value: Any = config
     for name in key.split("."):
         value = value[name]
-    if value is not None and value < least:
+    if isinstance(value, int) and value < least:
         yield Fault(
             key=key,
             given=str(value),
@@ -167,6 +186,23 @@ def _shape_faults(config: Mapping[str, Any], parts: Parts) -> Iterable[Fault]:
     needed = getattr(parts.data, "vocab", None)
     if needed is not None and needed > shapes.vocab:
         yield vocab_fault(needed, shapes.vocab)
+
+
+def _role_faults(parts: Parts) -> Iterable[Fault]:
+    """Roles that exactly one lever must play."""
+    levers = parts.levers.values()
+    roles = {
+        "memory/loss": sum(hasattr(lever, "loss_sum") for lever in levers),
+        "memory/gradients": sum(lever.clear_gradients() is not None for lever in levers),
+    }
+    for key, count in roles.items():
+        if count != 1:
+            yield Fault(
+                key=key,
+                given=f"{count} parts that do this",
+                allowed="exactly one",
+                next_step=f"choose one option: {key}=NAME",
+            )
 
 
 def vocab_fault(needed: int, rows: int) -> Fault:

@@ -151,7 +151,7 @@ def build(node: Mapping[str, Any], *, key: str, allow: Sequence[str] = ()) -> An
 def _filled(cls: type[Any], values: Mapping[str, Any], *, key: str) -> Any:
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls) if f.init]
-    faults = [_unknown(f"{key}.{name}", names) for name in values if name not in names]
+    faults = [unknown_key(f"{key}.{name}", names) for name in values if name not in names]
     nested = {n: _inner(hints[n]) for n in names}
     arguments: dict[str, Any] = {}
     for name in names:
@@ -226,7 +226,8 @@ def _required(entry: dataclasses.Field[Any]) -> bool:
     return entry.default is missing and entry.default_factory is missing
 
 
-def _unknown(key: str, names: Sequence[str]) -> Fault:
+def unknown_key(key: str, names: Sequence[str]) -> Fault:
+    """The fault of a key that its place does not have."""
     return Fault(
         key=key,
         given="an unknown key",

@@ -1,0 +1,73 @@
+"""Tests of runner/checks.py: what identifies a workload, and what a setup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.checks import setup_id, workload_id
+from runner.compose import command_of, parser
+
+
+def config(*words: str) -> dict[str, Any]:
+    command = command_of(parser().parse_args(list(words)), Path("/nowhere"))
+    return dict(command.jobs[0].config)
+
+
+def ids(*words: str) -> tuple[str, str]:
+    chosen = config(*words)
+    return workload_id(chosen, "corpus"), setup_id(chosen)
+
+
+BASE = ids()
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "precision=bf16",
+        "precision.scaling.init=8",
+        "accum=4",
+        "memory/gradients=zero",
+        "optimizer.implementation=foreach",
+    ],
+)
+def test_what_is_varied_changes_the_setup_and_not_the_workload(word: str) -> None:
+    words = ["precision=fp16", word] if "scaling" in word else [word]
+    workload, setup = ids(*words)
+    assert workload == BASE[0]
+    assert setup != BASE[1]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "batch=32",
+        "updates=151",
+        "seq_len=128",
+        "optimizer.lr=1e-3",
+        "schedule.warmup=3",
+        "clip=null",
+        "model.layers=3",
+        "data=pydocs",
+        "eval.examples=100",
+        "objective=sequence_mean",
+    ],
+)
+def test_what_is_held_fixed_changes_the_workload_and_not_the_setup(word: str) -> None:
+    workload, setup = ids(word)
+    assert workload != BASE[0]
+    assert setup == BASE[1]
+
+
+@pytest.mark.parametrize(
+    "word", ["seed=7", "tracking=off", "device=cpu", "cache=elsewhere", "quality.margin=0.02"]
+)
+def test_repeats_and_places_change_neither(word: str) -> None:
+    assert ids(word) == BASE
+
+
+def test_another_corpus_is_another_workload() -> None:
+    assert workload_id(config(), "a") != workload_id(config(), "b")

@@ -1,0 +1,42 @@
+"""Every option of every group composes, builds and declares what its contract asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.checks import build_parts, check
+from runner.compose import command_of, parser
+from runner.config import conf_dir
+from runner.contracts import Lever, Recipe
+
+OPTIONS = sorted(
+    path.relative_to(conf_dir()).with_suffix("")
+    for path in conf_dir().rglob("*.yaml")
+    if path.parent != conf_dir()
+)
+
+
+def test_there_are_options_for_every_group() -> None:
+    groups = {str(option.parent) for option in OPTIONS}
+    assert groups >= {"model", "data", "batching", "objective", "precision", "optimizer"}
+    assert groups >= {"schedule", "tracking", "memory/gradients", "memory/loss"}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_the_option_composes_and_builds(option: Path) -> None:
+    word = f"{option.parent}={option.name}"
+    (plan,) = command_of(parser().parse_args([word]), Path("/nowhere")).jobs
+    assert check(plan.config) == []
+    parts = build_parts(plan.config)
+    assert isinstance(parts.precision, Recipe)
+    assert parts.precision.numerics in ("same", "close")
+    assert set(parts.precision.formats) == {"storage", "compute", "accumulate", "state"}
+    assert all(isinstance(lever, Lever) for lever in parts.levers.values())
+    assert parts.model.describe().params > 0
+
+
+def test_no_folder_shadows_a_scalar_of_the_root() -> None:
+    scalars = {"batch", "accum", "updates", "epochs", "warmup", "seed", "seq_len", "device"}
+    assert not any((conf_dir() / name).exists() for name in scalars)
