@@ -1,4 +1,4 @@
-"""Tests for runner/data/pipeline.py and examples.py: texts become a corpus, once."""
+"""Tests for runner/data/pipeline.py, prepare.py and examples.py: texts become a corpus, once."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from runner.contracts import Corpus, Example, UserError
 from runner.data import pipeline
 from runner.data.examples import Chunk, StoredExamples, ends
+from runner.data.prepare import Options
 from runner.data.stats import target_counts
 from runner.data.texts import Text, Texts, collect, side
 from runner.data.tokenizer import ByteTokenizer, Tokenizer
@@ -41,9 +42,9 @@ HELD_OUT_SHORT = text_on("eval", "x", "p")
 TRAINED = text_on("train", "trained", "p")
 
 
-def options(**changes: Any) -> pipeline.Options:
+def options(**changes: Any) -> Options:
     defaults = {"name": "made", "seq_len": 64, "eval_share": SHARE, "overlong": "truncate"}
-    return pipeline.Options(**(defaults | changes))
+    return Options(**(defaults | changes))
 
 
 def load(

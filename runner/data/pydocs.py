@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from runner.contracts import Corpus
 from runner.data import pipeline, stdlib
+from runner.data.prepare import Options
 from runner.data.texts import collect
 from runner.data.tokenizer import ByteTokenizer
 
@@ -30,11 +31,9 @@ class PyDocs:
     def __post_init__(self) -> None:
         self.options(seq_len=2)
 
-    def options(self, *, seq_len: int) -> pipeline.Options:
+    def options(self, *, seq_len: int) -> Options:
         """What decides the examples; raises ValueError for a field out of range."""
-        return pipeline.Options(
-            name=self.name, seq_len=seq_len, eval_share=self.eval_share, overlong="cut"
-        )
+        return Options(name=self.name, seq_len=seq_len, eval_share=self.eval_share, overlong="cut")
 
     def load(self, *, seq_len: int, cache: str) -> Corpus:
         """See `runner.contracts.Data`."""
