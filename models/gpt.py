@@ -76,12 +76,7 @@ class GPT:
     def build(self, seed: int) -> GPTNetwork:
         """The network on the CPU in fp32; the same weights for the same seed, whatever ran
         before, and the global random state stays as it is."""
-        import torch
-
+        from models.building import build
         from models.gpt_network import GPTNetwork
 
-        with torch.device("meta"):
-            network = GPTNetwork(self)
-        network = network.float().to_empty(device="cpu")
-        network.initialise(torch.Generator().manual_seed(seed))
-        return network
+        return build(lambda: GPTNetwork(self), seed=seed, std=self.init_std, layers=self.layers)

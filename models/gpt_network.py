@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import Attention, CausalAttention, Plan
+from models.building import row_positions
 from models.description import Description
 from models.gpt import GPT
 
@@ -110,34 +108,10 @@ class GPTNetwork(nn.Module):
     ) -> Tensor:
         """As `hidden`."""
         if positions is None:
-            positions = self.count(input_ids)
+            positions = row_positions(input_ids, self.spec.positions)
         x = self.drop(self.embed(input_ids) + self.position(positions))
         plan = Plan(self.attention, self.attention.plan(segments, x))
         for block in self.blocks:
             x = block(x, plan)
         out: Tensor = self.norm(x)
         return out
-
-    def count(self, input_ids: Tensor) -> Tensor:
-        """(length,) positions 0, 1, 2, ... of a row."""
-        length = input_ids.shape[1]
-        if length > self.spec.positions:
-            raise ValueError(
-                f"rows of {length} tokens, but the model has positions={self.spec.positions}"
-            )
-        return torch.arange(length, device=input_ids.device)
-
-    @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
-        """GPT-2's initial weights: normal matrices, the ones that write to the residual stream
-        scaled by 1/sqrt(2 * layers) (Radford et al. 2019, section 2.3); zero biases."""
-        residual = self.spec.init_std / math.sqrt(2 * self.spec.layers)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-            elif isinstance(module, nn.Linear | nn.Embedding):
-                writes = name.endswith(("attn.out", "mlp.down"))
-                std = residual if writes else self.spec.init_std
-                nn.init.normal_(module.weight, std=std, generator=generator)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
