@@ -134,9 +134,7 @@ class MemoryTracker:
                 self._stack.callback(handle.remove)
         for parameter, name in self._names.items():
             if parameter.requires_grad and parameter.is_leaf:
-                note = self._accumulated(name)
-                handle = parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-                self._stack.callback(handle.remove)
+                self._stack.callback(hook_first(parameter, self._accumulated(name)).remove)
 
     def _accumulated(self, name: str) -> Callable[[Tensor], None]:
         def note(parameter: Tensor) -> None:
@@ -159,6 +157,18 @@ class MemoryTracker:
         if where == HEAD and wide and operation in ("mm", "addmm", "bmm"):
             operation = "logits" if phase == "forward" else "gradient of logits"
         return operation, where
+
+
+def hook_first(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Hook a parameter's accumulated gradient before the hooks that are there already: one of
+    them may use the gradient and clear it."""
+    register: Any = parameter.register_post_accumulate_grad_hook
+    handle: RemovableHandle = register(hook)
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    # autograd calls them in order of insertion, which `move_to_end` does not change
+    for number in [number for number in hooks if number != handle.id]:
+        hooks[number] = hooks.pop(number)
+    return handle
 
 
 def bare(path: str) -> str:
