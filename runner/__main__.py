@@ -31,7 +31,7 @@ INSPECTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name); returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(words)
+    args = parser().parse_intermixed_args(words)
     launch = Path.cwd()
     try:
         refuse_shadowed_models()
