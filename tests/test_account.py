@@ -1,4 +1,4 @@
-"""Tests for runner/measure/account.py, storages.py and live.py."""
+"""Tests for runner/measure/account.py, places.py, storages.py and derive.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models.gpt import GPT
 from models.gpt_network import GPTNetwork
 from runner.measure.account import MemoryAccount, MemoryTracker
-from runner.measure.live import CATEGORIES, CURVE_POINTS, Event, Life, Log, account_of
+from runner.measure.derive import CURVE_POINTS, account_of
+from runner.measure.live import CATEGORIES, Event, Life, Log
 
 TINY = GPT(layers=4, heads=4, width=64, positions=64, vocab=272)
 DEEP = GPT(layers=12, heads=2, width=32, positions=32, vocab=100)
