@@ -23,9 +23,9 @@ from runner.records import JOURNAL, RECORD
 
 TAG_LIMIT = 5000
 NAME_LIMIT = 250
-PARAMS_PER_CALL = 100
 CHARACTERS_PER_CALL = 100_000
-"""A server takes a request of 1 MB; a character can become six bytes of it."""
+"""A server takes a request of 1 MB; a character can become six bytes of it. (MLflow's client
+minds the limits on numbers of parameters and tags itself.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class MlflowCalls:
         """Add parameters, in as many calls as it takes."""
         from mlflow.entities import Param
 
-        for batch in _batches(params):
+        for batch in batches_of(params):
             self._client.log_batch(run_id, params=[Param(key, text) for key, text in batch])
 
     def delete_tag(self, run_id: str, key: str) -> None:
@@ -186,11 +186,12 @@ class MlflowCalls:
         return {m.step: m.value for m in sorted(found, key=lambda m: (m.step, m.timestamp))}
 
 
-def _batches(params: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+def batches_of(params: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    """The parameters, in order, in batches that a server takes."""
     batch: list[tuple[str, str]] = []
     size = 0
     for key, text in params.items():
-        if batch and (len(batch) == PARAMS_PER_CALL or size + len(text) > CHARACTERS_PER_CALL):
+        if batch and size + len(key) + len(text) > CHARACTERS_PER_CALL:
             yield batch
             batch, size = [], 0
         batch.append((key, text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -42,7 +43,7 @@ SPEC = RunSpec(
     micro_batch=2,
 )
 SIXTY_FOURTH = 1 / 64
-some = settings(deadline=None, max_examples=60)
+some = settings(deadline=None, max_examples=200)
 
 
 def update(attempt: int, **changes: Any) -> UpdateRecord:
@@ -214,6 +215,8 @@ def decoded(name: str) -> str:
         ("/a", "::/a"),
         ("a/", "a/::"),
         ("a/../b", "a/:2e::2e:/b"),
+        ("..0", ":2e:.0"),
+        ("./a", ":2e:/a"),
         ("a:b", "a:3a:b"),
         (" a", ":20:a"),
         ("é", "é"),
@@ -241,6 +244,15 @@ def test_a_mapped_name_is_one_that_mlflow_takes(name: str) -> None:
     mapped = safe_name(name)
     _validate_metric_name(mapped)
     assert len(mapped) <= 250
+
+
+def test_every_short_name_of_special_characters_is_taken_and_comes_back() -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    names = ["".join(t) for n in range(5) for t in itertools.product("a.:/ @", repeat=n)]
+    for name in names:
+        _validate_metric_name(safe_name(name))
+    assert [decoded(safe_name(name)) for name in names] == names
 
 
 def test_two_names_of_251_characters_that_differ_at_the_end_stay_different() -> None:

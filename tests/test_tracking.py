@@ -28,7 +28,7 @@ from runner.forwarding.curves import Point
 from runner.forwarding.store import Store
 from runner.readback import read_curve, read_runs
 from runner.records import EvaluationRecord
-from runner.tracking import Mlflow, MlflowCalls, Off
+from runner.tracking import Mlflow, MlflowCalls, Off, batches_of
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +76,25 @@ def finished(store: Store, folder: Path, spec: Any = SPEC) -> str:
 
 
 # --- parts and start (case C60) ---
+
+
+def test_the_options_of_the_tracking_group_build_these_parts() -> None:
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    folder = Path(__file__).parents[1] / "conf" / "tracking"
+    built = {path.stem: instantiate(OmegaConf.load(path)) for path in folder.glob("*.yaml")}
+    assert built == {"mlflow": Mlflow(uri=None, experiment="runner"), "off": Off()}
+
+
+def test_the_parts_and_the_store_are_made_without_mlflow_and_torch() -> None:
+    program = (
+        "import sys; from pathlib import Path; import runner.sync, runner.readback\n"
+        "from runner.tracking import Mlflow; Mlflow().open(Path('.'))\n"
+        "print(sorted({'mlflow', 'torch', 'pandas', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_an_empty_experiment_name_is_refused() -> None:
@@ -278,9 +297,12 @@ def test_long_values_long_keys_and_many_parameters_are_stored(store: Store, laun
     assert "(cut; 7000 characters, sha256 " in one["text"]
 
 
-def test_a_full_page_of_the_longest_values_is_stored(store: Store, launch: Path) -> None:
-    found = params_in(store, launch, {f"k{n}": "é" * 6000 for n in range(120)}, "run")
-    assert [found[f"k{n}"] for n in range(120)] == ["é" * 6000] * 120
+def test_parameters_are_sent_in_batches_of_at_most_100_000_characters() -> None:
+    params = {f"{n:03}": "x" * 5997 for n in range(40)}
+    batches = list(batches_of(params))
+    # 16 * (3 + 5997) = 96,000; a 17th would make it 102,000.
+    assert [len(batch) for batch in batches] == [16, 16, 8]
+    assert {key: text for batch in batches for key, text in batch} == params
 
 
 def test_a_parameter_that_changed_keeps_its_first_value_and_the_new_one_is_a_tag(
@@ -494,7 +516,8 @@ def test_a_server_that_stops_answering_costs_nothing_and_is_made_up_for_by_sync(
     store = Mlflow(uri=uri).open(tmp_path)
     store.check()
     folder = run_folder(tmp_path)
-    follower = store.follow(folder, SPEC)
+    config = {f"k{n}": "é" * 6000 for n in range(120)}
+    follower = store.follow(folder, replace(SPEC, config=config))
     write_journal(folder, [update(n) for n in range(1, 4)])
     wait_for(lambda: follower._forwarder.state.offset, 30)
     os.killpg(process.pid, signal.SIGSTOP)
@@ -517,3 +540,4 @@ def test_a_server_that_stops_answering_costs_nothing_and_is_made_up_for_by_sync(
     (run,) = read_runs(Mlflow(uri=uri), tmp_path)
     assert (run.run.status, run.run.run_id) == ("FINISHED", follower.run_id)
     assert run.record is not None and len(run.journal) == 7
+    assert {key: run.run.params[key] for key in config} == config

@@ -1,8 +1,8 @@
 """Names and values as a tracking store accepts them: no two of ours become one of its own.
 
 MLflow 3 takes word characters (any script), `/ . - :` and spaces in names of parameters and
-metrics, refuses a leading or double slash and `.` or `..` between slashes, limits names to 250
-characters and cuts values at 6,000 without a word.
+metrics. It refuses a leading or double slash, `.` or `..` between slashes and `..` at the start,
+limits names to 250 characters, and cuts values at 6,000 without a word.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _coded(text: str) -> str:
 def _segment(text: str) -> str:
     if text == "":
         return "::"
-    if text in (".", ".."):
-        return _coded(text)
+    if text == "." or text.startswith(".."):
+        return _coded(".") + (_segment(text[1:]) if text[1:] else "")
     return _REFUSED.sub(lambda match: _coded(match.group()), text)
 
 
