@@ -145,9 +145,7 @@ def _run_sweep(command: Command, session: Session) -> int:
     session.sweep_id = f"{folder.parent.name}_{folder.name}"
     name = " ".join(f"{key}={','.join(values)}" for key, values in command.axes.items())
     tags = {"setup": f"sweep {name}" if name else "sweep", "command": shlex.join(session.command)}
-    session.parent = session.store.start_parent(
-        sweep_id=session.sweep_id, name=tags["setup"], tags=tags
-    )
+    session.parent = _start_parent(session, tags)
     status = "error"
     try:
         _run_hydra(command, session)
@@ -158,6 +156,24 @@ def _run_sweep(command: Command, session: Session) -> int:
         with suppress(OSError):
             _close_parent(session, folder, status)
     return exit_code(session.results, session)
+
+
+def _start_parent(session: Session, tags: dict[str, str]) -> str | None:
+    """The sweep's parent run; a store that fails here stops the command before any job."""
+    try:
+        parent: str | None = session.store.start_parent(
+            sweep_id=session.sweep_id, name=tags["setup"], tags=tags
+        )
+    except Exception as error:
+        raise UserError(
+            Fault(
+                key="tracking.uri",
+                given=f"a store that does not take the sweep's parent run ({error})",
+                allowed="a store that can be written to",
+                next_step="check the store, or type tracking=off",
+            )
+        ) from error
+    return parent
 
 
 def _close_parent(session: Session, folder: Path, status: str) -> None:

@@ -170,7 +170,7 @@ def _length_fault(config: Mapping[str, Any]) -> Iterable[Fault]:
             key="updates, epochs",
             given=f"updates={config['updates']} epochs={config['epochs']}",
             allowed="exactly one of the two",
-            next_step="updates=null epochs=1, or updates=150 epochs=null",
+            next_step="updates=null epochs=1, or updates=80 epochs=null",
         )
 
 

@@ -59,11 +59,11 @@ class Root:
     memory: dict[str, Any] = field(default_factory=dict)
     batch: int = 16
     accum: int = 1
-    updates: int | None = 150
+    updates: int | None = 80
     epochs: int | None = None
     warmup: int = 5
     seed: int = 0
-    seq_len: int = 256
+    seq_len: int = 128
     device: str = "auto"
     process: str = "fresh"
     cache: str = "~/.cache/fullstep"

@@ -170,7 +170,7 @@ class Tracked:
 
     def close(self, record: RunRecord) -> bool:
         """Send the rest; whether everything arrived. An unsupported job has no run of its own."""
-        if record.status == "unsupported":
+        if record.status == "unsupported" and self._follower is None:
             return True
         self.open(record.workload_id or "unknown")
         return bool(self._follower.close(TRACKING_S))

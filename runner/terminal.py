@@ -192,7 +192,9 @@ def _step_line(record: RunRecord) -> str:
     steps = record.sizes.get("step_s")
     if not steps:
         timed = record.sizes.get("updates_timed")
-        return "" if timed is None else f"none: all {record.config['warmup']} warm-up updates"
+        if timed is None:
+            return ""
+        return f"unknown: no update came after the {record.config['warmup']} of warm-up"
     return (
         f"median {human_seconds(steps['median'])} · p95 {human_seconds(steps['p95'])}"
         f" · spread {steps['spread']:.0%} · over {steps['count']:.0f} updates after warm-up"
@@ -232,7 +234,8 @@ def _loss_line(record: RunRecord) -> str:
     found = record.evaluation
     words = []
     if "train_loss" in record.summary:
-        window = accounting.TRAIN_LOSS_WINDOW
+        applied = int(record.summary["updates_applied"])
+        window = min(accounting.TRAIN_LOSS_WINDOW, applied)
         words.append(f"train {record.summary['train_loss']:.4f} (last {window} updates)")
     if found.get("before") is not None and found.get("last") is not None:
         words.append(f"held-out {found['before']:.4f} -> {found['last']:.4f} nats")

@@ -1,0 +1,152 @@
+"""Tests of runner/assemble.py and of the recipes' effect on a built job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from runner.assemble import (
+    assemble,
+    check_device,
+    choose_device,
+    evaluation_micros,
+    planned_updates,
+    set_controls,
+)
+from runner.checks import build_parts
+from runner.contracts import Corpus, Recipe, Requirements, ScalePolicy, Unsupported, UserError
+from runner.step import measured_update
+from tests.support import PAD, Quiet, example, examples
+from tests.test_checks import config
+
+CPU = torch.device("cpu")
+SMALL = ("model.layers=1", "model.width=16", "model.positions=64", "seq_len=64", "batch=4")
+
+
+def corpus(**changes: object) -> Corpus:
+    made = [example(n, seed=n) for n in range(4, 16)]
+    return Corpus(
+        **{"train": made, "eval": made[:6], "fingerprint": "f", "vocab": 258, "pad_id": PAD}
+        | changes  # type: ignore
+    )
+
+
+def job_of(*words: str):  # type: ignore
+    chosen = config(*SMALL, *words)
+    return assemble(chosen, build_parts(chosen), CPU, corpus())
+
+
+def test_the_same_seed_gives_the_same_weights_and_order_for_every_recipe() -> None:
+    one, two = job_of("precision=fp32", "seed=3"), job_of("precision=bf16", "seed=3", "accum=2")
+    for a, b in zip(one.training.parameters, two.training.parameters, strict=True):
+        assert torch.equal(a, b)
+    ids = [torch.cat([m.input_ids.flatten() for m in next(j.feed.draws())]) for j in (one, two)]
+    assert sorted(set(ids[0].tolist())) == sorted(set(ids[1].tolist()))
+    other = job_of("seed=4")
+    assert not torch.equal(one.training.parameters[0], other.training.parameters[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_a_recipe_computes_in_its_format_over_fp32_parameters(
+    precision: str, dtype: torch.dtype
+) -> None:
+    job = job_of(f"precision={precision}")
+    seen = set()
+
+    def note(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        seen.add(output.dtype)
+
+    for module in job.training.model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(note)
+    measured_update(job.training, lambda: next(job.feed.draws()), Quiet())
+    assert seen == {dtype}
+    assert {p.dtype for p in job.training.parameters} == {torch.float32}
+    assert {p.grad.dtype for p in job.training.parameters} == {torch.float32}
+    assert (job.training.scaler is not None) == (precision == "fp16")
+
+
+def test_fp32_is_ieee_by_name_and_read_back() -> None:
+    controls = set_controls(Recipe().controls())
+    assert set(controls.values()) == {"ieee"}
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+
+
+def test_a_control_that_does_not_keep_its_value_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stubborn:
+        @property
+        def fp32_precision(self) -> str:
+            return "tf32"
+
+        @fp32_precision.setter
+        def fp32_precision(self, value: str) -> None:
+            pass
+
+    monkeypatch.setattr(torch.backends, "cudnn", Stubborn())
+    with pytest.raises(RuntimeError, match="reads 'tf32' after 'ieee'"):
+        set_controls({"cudnn.fp32_precision": "ieee"})
+
+
+def test_devices_are_chosen_by_name_and_never_replaced() -> None:
+    assert choose_device("cpu") == CPU
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == CPU
+        with pytest.raises(Unsupported, match="sees no CUDA device"):
+            choose_device("cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsCuda(Recipe):
+    requirements: ClassVar[Requirements] = Requirements(cuda=True, capability=(8, 9))
+
+
+def test_a_recipe_that_needs_a_gpu_is_refused_on_a_cpu() -> None:
+    parts = build_parts(config())
+    object.__setattr__(parts, "precision", NeedsCuda())
+    with pytest.raises(Unsupported, match="NeedsCuda needs a CUDA device"):
+        check_device(parts, CPU)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfWeights(Recipe):
+    def prepare(self, model: nn.Module) -> nn.Module:
+        return model.half()
+
+    def scaler(self) -> ScalePolicy | None:
+        return ScalePolicy()
+
+
+def test_loss_scaling_over_fp16_parameters_is_refused_before_training() -> None:
+    chosen = config(*SMALL)
+    parts = build_parts(chosen)
+    object.__setattr__(parts, "precision", HalfWeights())
+    with pytest.raises(UserError, match="loss scaling over FP16 parameters"):
+        assemble(chosen, parts, CPU, corpus())
+
+
+def test_epochs_become_updates_with_the_short_last_one_counted() -> None:
+    chosen = config("updates=null", "epochs=2", "batch=4")
+    assert planned_updates(chosen, 7) == 4
+    assert planned_updates(config("updates=9"), 7) == 9
+
+
+def test_a_held_out_split_without_targets_is_refused() -> None:
+    job = job_of()
+    with pytest.raises(UserError, match="without one target"):
+        evaluation_micros(config(*SMALL), corpus(eval=[example(5, masked=5)]), job.feed)
+
+
+def test_held_out_examples_are_all_there_once() -> None:
+    job = job_of("eval.examples=5")
+    assert sum(micro.examples for micro in job.evaluation.micros) == 5
+    assert job.evaluation.tokens == sum(n - 1 for n in range(4, 9))
+    assert len(examples(3, 4)) == 2

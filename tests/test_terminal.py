@@ -1,0 +1,132 @@
+"""Tests of runner/terminal.py: what a person reads."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from runner.contracts import Fault
+from runner.records import EvaluationRecord, dumps
+from runner.terminal import Progress, human_bytes, human_seconds, print_faults, summary_lines
+from tests.test_accounting import update
+from tests.test_records import record
+
+SIZES = {
+    "global_batch": 16,
+    "micro_batch": 4,
+    "params": 150272,
+    "step_s": {"median": 0.05, "p95": 0.2, "spread": 0.123, "count": 75.0},
+    "updates_timed": 75,
+    "phase_shares": {
+        "data": 0.01,
+        "transfer": 0.0,
+        "forward": 0.3,
+        "backward": 0.6,
+        "optimizer": 0.08,
+        "other": 0.01,
+    },
+    "padding_share": 0.35,
+}
+WHOLE = record(
+    config={"seq_len": 256, "warmup": 5, "batch": 16},
+    sizes=SIZES,
+    environment={"device": {"type": "cpu", "name": "Chip"}},
+    summary={
+        "useful_tokens_per_s": 1000.0,
+        "nonpad_tokens_per_s": 1500.0,
+        "slots_tokens_per_s": 3000.0,
+        "peak_allocated_bytes": 3 * 2**20,
+        "train_loss": 2.5,
+        "updates_applied": 7,
+        "updates_attempted": 8,
+        "updates_skipped": 1,
+    },
+    memory={"largest_live_object": "logits"},
+    evaluation={"before": 5.0, "last": 2.0, "unigram_entropy": 3.2},
+    diagnosis=[{"stage": "update", "evidence": "1 updates skipped", "advice": "look"}],
+)
+
+
+def lines_of(**changes: Any) -> dict[str, str]:
+    lines = summary_lines(replace(WHOLE, **changes), title="a setup", folder=Path("/runs/1"))
+    assert lines[0].startswith("a setup: ")
+    return {line[2:13].strip(): line[13:] for line in lines[1:]}
+
+
+def test_the_summary_says_everything_at_a_glance() -> None:
+    lines = lines_of()
+    assert lines["device"].startswith("CPU: Chip · batch 16 = 4 x 4 · seq_len 256")
+    assert lines["step time"].startswith("median 50.0 ms · p95 200.0 ms · spread 12%")
+    assert "over 75 updates after warm-up" in lines["step time"]
+    assert "backward 60.0%" in lines["phases"]
+    assert lines["tokens/s"] == "useful 1,000 · non-pad 1,500 · slots 3,000 · padding 35% of slots"
+    assert lines["memory"] == "peak 3.0 MiB · largest live object: logits"
+    assert "train 2.5000 (last 7 updates)" in lines["loss"]
+    assert "held-out 5.0000 -> 2.0000 nats" in lines["loss"]
+    assert lines["updates"] == "7 applied of 8 attempted · 1 skipped"
+    assert lines["look next"] == "update: 1 updates skipped; look"
+
+
+def test_what_is_unknown_is_left_out_or_said_never_zero() -> None:
+    lines = lines_of(summary={}, sizes={**SIZES, "step_s": None}, evaluation={}, memory={})
+    assert "tokens/s" not in lines
+    assert "memory" not in lines
+    assert "loss" not in lines
+    assert lines["step time"] == "unknown: no update came after the 5 of warm-up"
+
+
+def test_a_failure_is_in_the_first_line_with_its_reason() -> None:
+    failed = replace(WHOLE, status="diverged", message="loss not finite")
+    assert summary_lines(failed, title="t", folder=Path())[0] == "t: diverged — loss not finite"
+
+
+def test_units() -> None:
+    assert human_bytes(2**30) == "1.00 GiB"
+    assert human_bytes(1536) == "1.5 KiB"
+    assert human_bytes(12) == "12 B"
+    assert human_seconds(0.0123) == "12.3 ms"
+    assert human_seconds(1.5) == "1.50 s"
+
+
+def test_faults_are_listed_under_one_heading() -> None:
+    out = io.StringIO()
+    one = Fault(key="accum", given="3", allowed="1, 2", next_step="accum=2")
+    print_faults(out, [one, one], "nothing was started")
+    heading, *rest = out.getvalue().splitlines()
+    assert heading == "error: 2 mistakes in the command; nothing was started"
+    assert rest == ["  accum: given 3; allowed: 1, 2; next: accum=2"] * 2
+
+
+def progress_of(folder: Path) -> tuple[Progress, io.StringIO]:
+    out = io.StringIO()
+    plan: Any = SimpleNamespace(number=0, setup="precision=fp32", config={})
+    return Progress(out, plan=plan, jobs=1, folder=folder), out
+
+
+def test_plain_lines_cover_each_update_once_and_weigh_the_loss_by_tokens(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    progress, out = progress_of(tmp_path)
+    first = [update(1, loss=2.0, useful=30), update(2, loss=4.0, useful=10)]
+    journal.write_text("".join(dumps(u.to_json()) + "\n" for u in first))
+    progress.show({"state": "started", "updates": 3})
+    assert "update 2/3 · loss 2.5000 · step 100.0 ms · 200 useful tokens/s" in out.getvalue()
+    with journal.open("a") as file:
+        file.write(dumps(update(3, loss=3.0, useful=20).to_json()) + "\n")
+        evaluation = EvaluationRecord(update=3, eval_loss=2.25, eval_tokens=9)
+        file.write(dumps(evaluation.to_json()) + "\n")
+    progress.close(replace(WHOLE, sizes={**SIZES, "updates_planned": 3}))
+    last = [line for line in out.getvalue().splitlines() if "update 3/3" in line]
+    assert len(last) == 1
+    assert "loss 3.0000" in last[0]
+    assert "held-out 2.2500" in last[0]
+
+
+def test_a_nan_loss_is_printed_as_nan(tmp_path: Path) -> None:
+    progress, out = progress_of(tmp_path)
+    line = dumps(update(1, loss=float("nan")).to_json())
+    (tmp_path / "journal.jsonl").write_text(f"{line}\n")
+    progress.show({"state": "started", "updates": 3})
+    assert "loss nan" in out.getvalue()
