@@ -212,6 +212,9 @@ def evidence_of(run: Run) -> dict[str, Any]:
         note("tensors_trainable", run.trained.parameters, "observed")
         note("tensors_without_gradient", list(run.trained.no_gradient), "observed")
         note("tensors_unchanged", list(run.trained.unchanged), "observed")
+        seen = run.trained.dispatched
+        note("product_flops_by_operands", dict(seen.flops), "observed")
+        note("attention_operators", list(seen.attention_operators), "observed")
     if loop is not None and loop.records:
         steps = sum(record.total for record in loop.records)
         note("loop_wall_s", loop.wall_s, "observed")

@@ -98,8 +98,10 @@ def _work(run: Run, stop: Callable[[], bool]) -> None:
     before = perf_counter()
     run.account, run.trained = probe(job.training, job.feed.probes(job.updates))
     run.timings["probe_s"] = perf_counter() - before
-    if run.trained.contradiction:
-        raise Contradiction(f"evidence: {run.trained.contradiction}")
+    compute = parts.precision.formats["compute"]
+    against = run.trained.contradiction or run.trained.dispatched.contradiction(compute)
+    if against:
+        raise Contradiction(f"evidence: {against}")
     journal = Journal(run.folder / JOURNAL)
     try:
         run.loop = Loop(

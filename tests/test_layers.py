@@ -36,6 +36,7 @@ RANKS = {
     "runner.environment": 4,
     "runner.measure.account": 4,
     "runner.measure.derive": 4,
+    "runner.measure.evidence": 5,
     "runner.measure.live": 4,
     "runner.measure.places": 4,
     "runner.measure.storages": 4,

@@ -14,6 +14,7 @@ import torch
 
 from runner.contracts import MicroBatch
 from runner.measure.account import MemoryAccount, MemoryTracker
+from runner.measure.evidence import Dispatched, Watch
 from runner.step import Training, measured_update
 
 TRIES = 8
@@ -33,13 +34,14 @@ class Trained:
 
     parameters: trainable tensors. no_gradient: those whose gradient was missing or all zero in
     every untimed update. unchanged: those that no update changed. applied: whether any update was
-    applied at all.
+    applied at all. dispatched: formats and operators of the last untimed update.
     """
 
     parameters: int
     no_gradient: tuple[str, ...]
     unchanged: tuple[str, ...]
     applied: bool
+    dispatched: Dispatched
 
     @property
     def contradiction(self) -> str | None:
@@ -108,7 +110,9 @@ def probe(
                 measured_update(training, lambda micros=micros: micros, tracker)  # type: ignore[misc]
             accounts.append(tracker.account())
             _note_gradients(training, seen)
-        trained = _trained(training, before, seen, applied)
+        with Watch() as watch:
+            measured_update(training, lambda: probes[-1], Silent())
+        trained = _trained(training, before, seen, applied, watch.result())
     return max(accounts, key=lambda account: account.peak_bytes), trained
 
 
@@ -125,7 +129,11 @@ def _note_gradients(training: Training, seen: set[str]) -> None:
 
 
 def _trained(
-    training: Training, before: dict[str, torch.Tensor], seen: set[str], applied: bool
+    training: Training,
+    before: dict[str, torch.Tensor],
+    seen: set[str],
+    applied: bool,
+    dispatched: Dispatched,
 ) -> Trained:
     trainable = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
     return Trained(
@@ -133,4 +141,5 @@ def _trained(
         no_gradient=tuple(name for name, _ in trainable if name not in seen),
         unchanged=tuple(n for n, p in trainable if torch.equal(p.detach().cpu(), before[n])),
         applied=applied,
+        dispatched=dispatched,
     )

@@ -1,0 +1,103 @@
+"""Which formats and operators really did the arithmetic of an update, seen at dispatch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.measure.flops import cpu_attention_formulas
+
+OPERANDS = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Operand dtype that a declared compute format stands for, where torch has one."""
+LEAST_SHARE = 0.95
+"""Share of the FLOPs of matrix products that must be in the declared format."""
+MATH = "math"
+"""Attention that was dispatched as separate products and a softmax."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatched:
+    """What one update dispatched.
+
+    flops: hardware FLOPs of matrix products and attention by operand dtypes, for example
+    `bfloat16 x bfloat16`. attention: calls of fused attention kernels by operator name.
+    """
+
+    flops: Mapping[str, int]
+    attention: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Hardware FLOPs of the update, see `runner.measure.flops.CONVENTION`."""
+        return sum(self.flops.values())
+
+    @property
+    def attention_operators(self) -> tuple[str, ...]:
+        """Names of the forward kernels; MATH where no fused kernel ran."""
+        return tuple(sorted(n for n in self.attention if "backward" not in n)) or (MATH,)
+
+    def share(self, dtype: str) -> float:
+        """Share of the FLOPs whose operands are all of `dtype`."""
+        wanted = {key for key in self.flops if set(key.split(" x ")) == {dtype}}
+        return sum(self.flops[key] for key in wanted) / self.total if self.total else 0.0
+
+    def contradiction(self, compute: str) -> str | None:
+        """Why this does not show the declared compute format, or None.
+
+        Formats that torch has no operand dtype for are proved elsewhere.
+        """
+        dtype = OPERANDS.get(compute)
+        if dtype is None or self.share(dtype) >= LEAST_SHARE:
+            return None
+        seen = ", ".join(f"{key} {n / self.total:.0%}" for key, n in sorted(self.flops.items()))
+        return f"compute is declared {compute}, but the matrix products ran as {seen or 'nothing'}"
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts FLOPs by operand dtypes, and attention kernels, of what runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        counter = FlopCounterMode(display=False, custom_mapping=cpu_attention_formulas())
+        self._formulas = counter.flop_registry
+        self._flops: Counter[str] = Counter()
+        self._attention: Counter[str] = Counter()
+
+    def result(self) -> Dispatched:
+        """What was seen so far."""
+        return Dispatched(flops=dict(self._flops), attention=dict(self._attention))
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation and note it."""
+        out = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        formula = self._formulas.get(packet)
+        if formula is not None:
+            fused = "attention" in packet.__name__
+            operands = list(operand_dtypes(args, 3 if fused else None))
+            self._flops[" x ".join(operands)] += formula(*args, **(kwargs or {}), out_val=out)
+            if fused:
+                self._attention[packet.__name__] += 1
+        return out
+
+
+def operand_dtypes(args: Sequence[Any], first: int | None) -> Iterator[str]:
+    """Dtypes of the operands that are multiplied: tensors of two or more dimensions.
+
+    A bias is added, not multiplied; of a fused kernel only the `first` arguments are operands.
+    """
+    for value in args[:first]:
+        if isinstance(value, Tensor) and value.ndim >= 2 and value.is_floating_point():
+            yield str(value.dtype).removeprefix("torch.")
