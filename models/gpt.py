@@ -20,6 +20,7 @@ class GPT:
         low-precision kernels. mlp_ratio: inner width of the feed-forward part over `width`.
     dropout: of embeddings, attention weights and residual branches. init_std: standard deviation
         of the initial matrices. tied: whether the head is the embedding.
+    init: folder of a run whose final weights replace the random ones; None for random ones.
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
     """
 
@@ -33,6 +34,7 @@ class GPT:
     init_std: float = 0.02
     norm_eps: float = 1e-5
     tied: bool = True
+    init: str | None = None
 
     def __post_init__(self) -> None:
         require_positive(

@@ -20,6 +20,7 @@ class Llama:
         feed-forward part. positions: longest document. vocab: rows of embedding and head.
     rope_theta: base of the rotary wavelengths, not rescaled for long contexts.
     init_std: standard deviation of the initial matrices. tied: whether the head is the embedding.
+    init: folder of a run whose final weights replace the random ones; None for random ones.
     Source: Touvron et al. 2023, "LLaMA"; Grattafiori et al. 2024, "The Llama 3 Herd of Models".
     """
 
@@ -34,6 +35,7 @@ class Llama:
     init_std: float = 0.02
     norm_eps: float = 1e-5
     tied: bool = True
+    init: str | None = None
 
     def __post_init__(self) -> None:
         require_positive(

@@ -18,11 +18,12 @@ from runner.evaluation import Evaluation
 from runner.feed import Feed
 from runner.precision.scaling import LossScaler
 from runner.step import Training
+from runner.weights import load_weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """Everything that one job runs with."""
+    """Everything that one job runs with. `initial_weights`: sha256 of the file they came from."""
 
     config: Mapping[str, Any]
     parts: Parts
@@ -32,6 +33,7 @@ class Job:
     feed: Feed
     evaluation: Evaluation
     updates: int
+    initial_weights: str | None = None
 
 
 def choose_device(name: str) -> torch.device:
@@ -64,25 +66,6 @@ def check_device(parts: Parts, device: torch.device) -> None:
             )
 
 
-def set_controls(controls: Mapping[str, str]) -> dict[str, str]:
-    """Set torch's backend controls by dotted name and return them as read back.
-
-    Only the `fp32_precision` family is used: reading the older flags after it raises. Raises
-    RuntimeError when a control does not keep its value.
-    """
-    seen = {}
-    for name, value in controls.items():
-        owner, _, attribute = name.rpartition(".")
-        backend = torch.backends
-        for step in owner.split("."):
-            backend = getattr(backend, step)
-        setattr(backend, attribute, value)
-        seen[name] = getattr(backend, attribute)
-        if seen[name] != value:
-            raise RuntimeError(f"torch.backends.{name} reads {seen[name]!r} after {value!r}")
-    return seen
-
-
 def load_corpus(config: Mapping[str, Any], parts: Parts) -> Corpus:
     """The corpus; raises UserError when the model cannot hold its token ids."""
     cache = Path(config["cache"]).expanduser()
@@ -97,6 +80,8 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
     """Build and connect everything. The same seed gives the same weights and order."""
     torch.manual_seed(config["seed"])
     model: nn.Module = parts.model.build(config["seed"])
+    init = getattr(parts.model, "init", None)
+    initial = load_weights(model, Path(init)) if init else None
     model = parts.precision.prepare(model)
     for lever in parts.levers.values():
         lever.apply(model)
@@ -129,6 +114,7 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
         feed=feed,
         evaluation=evaluation,
         updates=updates,
+        initial_weights=initial,
     )
 
 

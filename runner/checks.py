@@ -15,6 +15,7 @@ from typing import Any
 from runner.accounting import divisors
 from runner.config import (
     TARGET,
+    CheckpointConf,
     EvalConf,
     QualityConf,
     Root,
@@ -38,7 +39,7 @@ GROUPS = (
 )
 SETUP_KEYS = ("precision", "memory", "accum", "batching", "process")
 """What is varied. `process` is here since an inline job is measured otherwise."""
-NEITHER = ("seed", "tracking", "cache", "allow", "device", "warmup", "quality")
+NEITHER = ("seed", "tracking", "cache", "allow", "device", "warmup", "quality", "checkpoint")
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -90,7 +91,12 @@ def check(config: Mapping[str, Any]) -> list[Fault]:
 
 def _unknown_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
     """Keys that were added (`+key=`) where the schema has none."""
-    places = {"": Root, "eval.": EvalConf, "quality.": QualityConf}
+    places = {
+        "": Root,
+        "eval.": EvalConf,
+        "quality.": QualityConf,
+        "checkpoint.": CheckpointConf,
+    }
     for prefix, schema in places.items():
         node = config[prefix[:-1]] if prefix else config
         names = [entry.name for entry in fields(schema)]

@@ -31,6 +31,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from runner.checks import check
 from runner.config import TARGET, Root, conf_dir, nearest
 from runner.contracts import Fault, UserError
+from runner.states import WEIGHTS
 
 CONFIG = "config"
 QUOTING = "quote it for Hydra and for the shell: 'key=\"value\"'"
@@ -118,7 +119,7 @@ def command_of(args: argparse.Namespace, launch: Path) -> Command:
         folder = Path(str(OmegaConf.select(master, "hydra.run.dir")))
         jobs = [_plan(hydra, name, master, 0, texts, {}, folder)]
     plans = [plan for plan in jobs if isinstance(plan, Plan)]
-    faults = _folder_faults(plans, launch, multirun)
+    faults = _folder_faults(plans, launch, multirun) + _init_faults(plans, launch)
     for plan in plans:
         faults.extend((plan, fault) for fault in check(plan.config))
     if faults:
@@ -442,6 +443,24 @@ def _folder_faults(plans: Sequence[Plan], launch: Path, multirun: bool) -> list[
             )
             faults.append((plan, fault))
     return faults
+
+
+def _init_faults(plans: Sequence[Plan], launch: Path) -> list[tuple[Plan, Fault]]:
+    """Runs to start from that have no final weights."""
+    return [
+        (
+            plan,
+            Fault(
+                key="model.init",
+                given=str(launch / init),
+                allowed=f"a run folder with {WEIGHTS} in it",
+                next_step="name the folder of a run that ended ok",
+            ),
+        )
+        for plan in plans
+        if isinstance(init := plan.config["model"].get("init"), str)
+        and not (launch / init / WEIGHTS).is_file()
+    ]
 
 
 def _merged(faults: Sequence[tuple[Plan, Fault]], jobs: int) -> list[Fault]:

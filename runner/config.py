@@ -36,6 +36,13 @@ class EvalConf:
 
 
 @dataclass
+class CheckpointConf:
+    """What is kept of the weights. `final`: whether the last ones are written to the folder."""
+
+    final: bool = True
+
+
+@dataclass
 class QualityConf:
     """The quality check: `margin` in nats, `confidence` of the t bound, `min_effect` of a win."""
 
@@ -71,6 +78,7 @@ class Root:
     allow: list[str] = field(default_factory=list)
     eval: EvalConf = field(default_factory=EvalConf)
     quality: QualityConf = field(default_factory=QualityConf)
+    checkpoint: CheckpointConf = field(default_factory=CheckpointConf)
 
 
 SHORT_LIST = 20

@@ -208,6 +208,8 @@ def evidence_of(run: Run) -> dict[str, Any]:
     waits = [] if job.training.skips_on_device else ["one flag after the last backward pass"]
     note("host_waits_per_update", waits, "declared")
     note("corpus_fingerprint", job.corpus.fingerprint, "observed")
+    if job.initial_weights:
+        note("initial_weights", job.initial_weights, "observed")
     if run.trained is not None:
         note("tensors_trainable", run.trained.parameters, "observed")
         note("tensors_without_gradient", list(run.trained.no_gradient), "observed")

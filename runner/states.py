@@ -8,6 +8,7 @@ from typing import Any
 
 JOB = "job.yaml"
 STATE = "state.json"
+WEIGHTS = "weights.safetensors"
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -21,15 +21,17 @@ import torch
 from omegaconf import OmegaConf
 
 from runner import checks
-from runner.assemble import assemble, check_device, choose_device, load_corpus, set_controls
+from runner.assemble import assemble, check_device, choose_device, load_corpus
 from runner.contracts import Unsupported, UserError
 from runner.journal import Journal
 from runner.loop import Diverged, Loop, Stopped
 from runner.measure.clock import clock_for
 from runner.measure.probe import probe
 from runner.outcome import Run, record_of
+from runner.precision.controls import set_controls
 from runner.records import JOURNAL
 from runner.states import JOB
+from runner.weights import save_weights
 
 
 class Contradiction(Exception):
@@ -118,6 +120,9 @@ def _work(run: Run, stop: Callable[[], bool]) -> None:
         run.loop.run()
     finally:
         journal.close()
+    if config["checkpoint"]["final"]:
+        facts = {"workload_id": run.workload_id, "setup_id": checks.setup_id(config)}
+        save_weights(job.training.model, run.folder, facts)
     run.timings["job_s"] = perf_counter() - begin
 
 

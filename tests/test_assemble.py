@@ -15,10 +15,10 @@ from runner.assemble import (
     choose_device,
     evaluation_micros,
     planned_updates,
-    set_controls,
 )
 from runner.checks import build_parts
 from runner.contracts import Corpus, Recipe, Requirements, ScalePolicy, Unsupported, UserError
+from runner.precision.controls import set_controls
 from runner.step import measured_update
 from tests.support import PAD, Quiet, example, examples
 from tests.test_checks import config

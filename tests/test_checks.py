@@ -46,7 +46,7 @@ def test_what_is_varied_changes_the_setup_and_not_the_workload(word: str) -> Non
     [
         "batch=32",
         "updates=151",
-        "seq_len=128",
+        "seq_len=64",
         "optimizer.lr=1e-3",
         "schedule.warmup=3",
         "clip=null",

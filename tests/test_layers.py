@@ -44,6 +44,7 @@ RANKS = {
     "runner.measure.peaks": 4,
     "runner.measure.clock": 4,
     "runner.step": 5,
+    "runner.weights": 4,
     "runner.evaluation": 6,
     "runner.feed": 6,
     "runner.measure.probe": 6,

@@ -1,0 +1,48 @@
+"""torch's backend controls, by dotted name: one API, set and read back.
+
+Only the `fp32_precision` family is used. Once one of its settings is made, torch refuses to read
+the older flags (`allow_tf32`, `get_float32_matmul_precision`), so the two are never mixed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def _place(name: str) -> tuple[Any, str]:
+    """The backend object and the attribute that a dotted name means."""
+    owner, _, attribute = name.rpartition(".")
+    backend: Any = torch.backends
+    for step in owner.split("."):
+        backend = getattr(backend, step)
+    return backend, attribute
+
+
+def set_controls(controls: Mapping[str, str]) -> dict[str, str]:
+    """Set torch's backend controls by dotted name and return them as read back.
+
+    Raises RuntimeError when a control does not keep its value.
+    """
+    seen = {}
+    for name, value in controls.items():
+        backend, attribute = _place(name)
+        setattr(backend, attribute, value)
+        seen[name] = getattr(backend, attribute)
+        if seen[name] != value:
+            raise RuntimeError(f"torch.backends.{name} reads {seen[name]!r} after {value!r}")
+    return seen
+
+
+@contextmanager
+def controls_set(controls: Mapping[str, str]) -> Iterator[None]:
+    """Set controls inside, and what was there before afterwards."""
+    before = {name: getattr(*_place(name)) for name in controls}
+    set_controls(controls)
+    try:
+        yield
+    finally:
+        set_controls(before)
