@@ -216,6 +216,8 @@ class RunRecord:
     sizes: counts of examples, tokens, parameters, micro-batches.
     evidence: items of `{value, how}`, where how is `observed`, `read_back` or `declared`.
     numerics, evaluation, diagnosis, memory, environment: objects as the design names them.
+    job: where the run stands among others: `setup`, `swept`, `axes`, `sweep_id`; empty for a
+        record of an earlier program.
     """
 
     status: str
@@ -232,6 +234,7 @@ class RunRecord:
     numerics: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     diagnosis: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    job: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -1,0 +1,159 @@
+"""Loss by update and by second: mean curves with seed bands, equality, time to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from statistics import fmean, median
+
+from runner.accounting import TRAIN_LOSS_WINDOW
+from runner.comparison.results import Curve, Reach
+from runner.comparison.runs import ComparedRun, Setup
+from runner.records import UpdateRecord, finite
+
+POINTS = 160
+"""Points of a curve in a report; each is a window mean, so that none is left out."""
+SAME = 1e-4
+"""Largest difference of the losses of one update (nats) that `same` numerics may show."""
+ENOUGH_EVALUATIONS = 4
+"""Held-out losses, the one before training included, from which they serve as a curve."""
+
+
+def applied_of(run: ComparedRun) -> list[UpdateRecord]:
+    """Applied updates with a loss, in order."""
+    return [u for u in run.updates if u.applied and u.loss is not None]
+
+
+def seconds_by_update(run: ComparedRun) -> dict[int, float]:
+    """Seconds since training began when each applied update was done.
+
+    Everything counts that passed between: warm-up, compilation, skipped attempts, evaluations
+    where the step's clock holds them.
+    """
+    elapsed = accumulate(u.total for u in run.updates)
+    return {u.update: t for u, t in zip(run.updates, elapsed, strict=True) if u.applied}
+
+
+def smoothed(run: ComparedRun) -> dict[int, float]:
+    """Training loss over the last TRAIN_LOSS_WINDOW applied updates, weighted by useful tokens.
+
+    Starts where the first window is full (a run shorter than it: at its last update).
+    """
+    updates = [u for u in applied_of(run) if u.tokens.useful]
+    sums = [0.0, *accumulate((u.loss or 0.0) * u.tokens.useful for u in updates)]
+    counts = [0, *accumulate(u.tokens.useful for u in updates)]
+    size = min(TRAIN_LOSS_WINDOW, len(updates))
+    return {
+        updates[end - 1].update: (sums[end] - sums[end - size]) / (counts[end] - counts[end - size])
+        for end in range(size, len(updates) + 1)
+        if size
+    }
+
+
+def held_out(run: ComparedRun) -> dict[int, float]:
+    """Held-out loss by update, where it was measured."""
+    return {e.update: e.eval_loss for e in run.evaluations}
+
+
+# --- mean curves ------------------------------------------------------------------------------
+
+
+def _band(curves: Sequence[dict[int, float]], clocks: Sequence[dict[int, float]]) -> Curve | None:
+    """Mean, lowest and highest over runs, at the updates that all of them have."""
+    shared = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+    updates = sorted(shared)
+    if not updates:
+        return None
+    step = max(1, len(updates) // POINTS)
+    kept = [*updates[:-1:step], updates[-1]]
+    columns = [[curve[u] for curve in curves] for u in kept]
+    timed = bool(clocks) and all(u in clock for clock in clocks for u in kept if u)
+    return Curve(
+        update=kept,
+        mean=_unless_lost(fmean, columns),
+        low=_unless_lost(min, columns),
+        high=_unless_lost(max, columns),
+        seconds=[fmean(c.get(u, 0.0) for c in clocks) for u in kept] if timed else (),
+        seeds=len(curves),
+    )
+
+
+def _unless_lost(
+    merge: Callable[[Sequence[float]], float], columns: Sequence[Sequence[float]]
+) -> list[float | None]:
+    """Each column merged into one value; None where one of it is not finite."""
+    return [merge(c) if all(finite(x) is not None for x in c) else None for c in columns]
+
+
+def train_curve(setup: Setup, *, timed: bool) -> Curve | None:
+    """Smoothed training loss of the runs that ended ok, or of all when none did."""
+    runs = setup.with_status("ok") or list(setup.runs.values())
+    runs = [run for run in runs if run.updates]
+    clocks = [seconds_by_update(run) for run in runs] if timed else []
+    return _band([smoothed(run) for run in runs], clocks)
+
+
+def held_out_curve(setup: Setup, *, timed: bool) -> Curve | None:
+    """Held-out loss of the runs that ended ok."""
+    runs = [run for run in setup.with_status("ok") if run.evaluations]
+    clocks = [seconds_by_update(run) for run in runs] if timed else []
+    return _band([held_out(run) for run in runs], clocks)
+
+
+# --- equality ---------------------------------------------------------------------------------
+
+
+def largest_gap(base: ComparedRun, run: ComparedRun) -> tuple[float, int]:
+    """Largest difference between the losses of one update, and that update.
+
+    A loss that only one of them has, or that is not finite, is an infinite difference; so is
+    having no losses at all.
+    """
+    curves = [{u.update: u.loss for u in applied_of(r)} for r in (base, run)]
+    gaps = []
+    for update in sorted(curves[0].keys() | curves[1].keys()):
+        first, second = (finite(curve.get(update)) for curve in curves)
+        both = first is not None and second is not None
+        gaps.append((abs(first - second) if both else float("inf"), update))  # type: ignore
+    return max(gaps, key=lambda gap: gap[0], default=(float("inf"), 0))
+
+
+# --- time to a loss ---------------------------------------------------------------------------
+
+
+def reach(base: Setup, setup: Setup) -> Reach | None:
+    """Seconds until the baseline's final loss of the same seed, against its own seconds.
+
+    Held-out losses are used where every run measured enough of them, since they are what quality
+    is judged by; else the smoothed training loss, against the baseline's final smoothed training
+    loss of the same seed (both saw the same examples). The two are never mixed: training and
+    held-out loss are different quantities. The first point at or under the loss counts.
+    """
+    seeds = [
+        seed
+        for seed, run in setup.runs.items()
+        if run.record.status == "ok" and seed in base.runs and base.runs[seed].record.status == "ok"
+    ]
+    pairs = [(base.runs[seed], setup.runs[seed]) for seed in seeds]
+    pairs = [(b, r) for b, r in pairs if b.updates and r.updates]
+    if not pairs:
+        return None
+    enough = all(len(r.evaluations) >= ENOUGH_EVALUATIONS for pair in pairs for r in pair)
+    curve = held_out if enough else smoothed
+    targets = [list(curve(b).values())[-1] for b, _ in pairs]
+    own = [_first_under(r, curve(r), t) for (_, r), t in zip(pairs, targets, strict=True)]
+    theirs = [_first_under(b, curve(b), t) for (b, _), t in zip(pairs, targets, strict=True)]
+    found = [seconds for seconds in own if seconds is not None]
+    known = [seconds for seconds in theirs if seconds is not None]
+    return Reach(
+        quantity="held-out loss" if enough else "training loss",
+        seconds=median(found) if found else None,
+        baseline_seconds=median(known) if known else None,
+        reached=len(found),
+        seeds=len(pairs),
+    )
+
+
+def _first_under(run: ComparedRun, curve: dict[int, float], target: float) -> float | None:
+    clock = seconds_by_update(run)
+    return next((clock.get(u, 0.0) for u, loss in curve.items() if loss <= target), None)

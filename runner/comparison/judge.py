@@ -1,0 +1,77 @@
+"""Runs in, comparison out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from runner.comparison.curves import reach
+from runner.comparison.notes import device_of, notes_of, workload_of
+from runner.comparison.quality import contrast
+from runner.comparison.ratios import JUDGED, with_ratios
+from runner.comparison.results import Comparison, Contrast, Quality, Verdict
+from runner.comparison.rows import is_emulated, row_of
+from runner.comparison.runs import (
+    ComparedRun,
+    Setup,
+    axes_of,
+    baseline_of,
+    neighbours,
+    setups_of,
+)
+from runner.contracts import Fault, UserError
+
+
+def compare(
+    runs: Sequence[ComparedRun],
+    *,
+    axes: Mapping[str, Sequence[str]] | None = None,
+    baseline: str | None = None,
+    quality: Quality | None = None,
+) -> Comparison:
+    """Judge every setup among the runs against the baseline.
+
+    axes: swept keys with their values as typed; by default what the runs tell. baseline: words
+    `key=value` that the baseline carries; by default the first value of every swept key.
+    quality: by default the rule that the baseline's configuration states. Raises UserError for
+    no runs, or a baseline that none of them is.
+    """
+    if not runs:
+        fault = Fault(
+            key="runs", given="none", allowed="runs that exist", next_step="name a sweep or runs"
+        )
+        raise UserError(fault)
+    known = axes_of(runs) if axes is None else axes
+    setups = setups_of(runs, known)
+    base = baseline_of(setups, known, baseline)
+    rule = quality or Quality(**(base or setups[0]).first.record.config.get("quality", {}))
+    main = [_contrast(base, s, rule, known) for s in setups if s is not base]
+    more = [contrast(other, s, rule) for other, s in neighbours(setups, known, base)]
+    by_name = {s.name: s for s in setups}
+    judged = [_with_reach(c, by_name) for c in with_ratios([*main, *more], by_name, rule)]
+    return Comparison(
+        baseline=base.name if base else None,
+        quality=rule,
+        setups=[row_of(setup) for setup in setups],
+        contrasts=judged[: len(main)],
+        pairs=judged[len(main) :],
+        notes=notes_of(setups, base, known),
+        device=device_of(setups),
+        workload=workload_of(base or setups[0]),
+    )
+
+
+def _contrast(
+    base: Setup | None, setup: Setup, rule: Quality, axes: Mapping[str, Sequence[str]]
+) -> Contrast:
+    if base is not None:
+        return contrast(base, setup, rule)
+    firsts = " ".join(f"{key}={values[0]}" for key, values in axes.items() if key != "seed")
+    verdict = Verdict(word="unchecked", reason=f"the baseline ({firsts}) has no run")
+    return Contrast(baseline=firsts, setup=setup.name, verdict=verdict)
+
+
+def _with_reach(found: Contrast, setups: Mapping[str, Setup]) -> Contrast:
+    if found.verdict.word not in JUDGED or is_emulated(setups[found.setup]):
+        return found
+    return replace(found, reach=reach(setups[found.baseline], setups[found.setup]))

@@ -1,0 +1,182 @@
+"""What a comparison says, as data: frozen, JSON-able by `dataclasses.asdict`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.comparison.statistics import Paired
+
+VERDICTS = (
+    "baseline",
+    "passed",
+    "failed",
+    "unknown",
+    "diverged",
+    "error",
+    "incomparable",
+    "confounded",
+    "unchecked",
+)
+METRICS = {
+    "step_s_median": "lower",
+    "useful_tokens_per_s": "higher",
+    "peak_allocated_bytes": "lower",
+}
+"""Figures that are compared as ratios, by name in `summary`, with what is better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """The rule: `margin` in nats, `confidence` of bounds and intervals, least effect of a win."""
+
+    margin: float = 0.01
+    confidence: float = 0.95
+    min_effect: float = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The quality of a setup: a word of VERDICTS, and why, in words.
+
+    seeds: seeds in all that would settle an `unknown`, or None; commands: what to type for them.
+    """
+
+    word: str
+    reason: str
+    seeds: int | None = None
+    commands: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.word not in VERDICTS:
+            raise ValueError(f"word: given {self.word!r}; allowed: {', '.join(VERDICTS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A figure of a setup over the baseline's: geometric mean over seeds.
+
+    low, high: interval at `level`, which Holm's procedure sets; None for one seed.
+    outcome: `win`, `better` (clear, but the quality did not pass), `worse`,
+        `not distinguishable`, or `one seed`.
+    """
+
+    value: float
+    seeds: int
+    outcome: str
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Seconds of training until the baseline's final loss, medians over the shared seeds.
+
+    quantity: `held-out loss` or `training loss`. seconds: None where no seed reached it.
+    reached, seeds: seeds that reached it, of how many. baseline_seconds: the baseline's own.
+    """
+
+    quantity: str
+    seconds: float | None
+    baseline_seconds: float | None
+    reached: int
+    seeds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """One setup judged against one baseline.
+
+    difference: held-out loss, setup minus baseline, paired by seed (nats per token).
+    values: the differences by seed. ratios: by name in METRICS; absent where there is none.
+    """
+
+    baseline: str
+    setup: str
+    verdict: Verdict
+    difference: Paired | None = None
+    values: Mapping[int, float] = field(default_factory=dict)
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    reach: Reach | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A mean over seeds with the lowest and highest seed, by applied update.
+
+    None where a seed's loss is not finite. seconds: mean over seeds of the training time until
+    that update; empty when emulated.
+    """
+
+    update: Sequence[int]
+    mean: Sequence[float | None]
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+    seconds: Sequence[float] = ()
+    seeds: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One run of a setup: where it is, how it ended, and its figures by name in `summary`."""
+
+    run_id: str
+    seed: int
+    status: str
+    message: str
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupRow:
+    """One setup: its runs by seed, and its figures.
+
+    name: the shortest that tells the setups apart. figures: median over the runs that ended ok,
+        by name in `summary`; eval_loss: their mean.
+    conditions: global batch, micro-batch, sequence length, recipe: what every rate stands with.
+    phases: mean exposed seconds of an update by phase. memory: bytes by category at the peak.
+    emulated: whether times would describe an emulation, and are therefore absent.
+    """
+
+    name: str
+    swept: Mapping[str, str]
+    setup_id: str | None
+    workload_id: str | None
+    runs: Sequence[RunRow]
+    figures: Mapping[str, float]
+    conditions: Mapping[str, Any]
+    phases: Mapping[str, float]
+    memory: Mapping[str, int]
+    largest: str | None
+    padding_share: float | None
+    emulated: bool
+    train: Curve | None = None
+    held_out: Curve | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Setups side by side, in the order typed, the baseline among them.
+
+    contrasts: every other setup against the baseline, in the order of `setups`.
+    pairs: with several swept keys, further pairs that differ in one key only.
+    notes: what a reader must know, a sentence each. device: in words, a CPU called a CPU.
+    """
+
+    baseline: str | None
+    quality: Quality
+    setups: Sequence[SetupRow]
+    contrasts: Sequence[Contrast]
+    pairs: Sequence[Contrast]
+    notes: Sequence[str]
+    device: str
+    workload: Mapping[str, Any]
+    schema_version: int = 1
+
+    def verdict_of(self, name: str) -> Verdict:
+        """The verdict of a setup by its name."""
+        if name == self.baseline:
+            return Verdict(word="baseline", reason="what the others are held against")
+        return next(c.verdict for c in self.contrasts if c.setup == name)
