@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from runner.checks import Parts, vocab_fault
+from runner.compiling import OFF, compiled
 from runner.contracts import Corpus, Fault, LossLever, MicroBatch, Unsupported, UserError
 from runner.data.order import updates_per_epoch
 from runner.evaluation import Evaluation
@@ -159,12 +160,15 @@ def _training(
     if policy is not None:
         _refuse_fp16_weights(model)
     levers = tuple(parts.levers.values())
+    loss: LossLever = _one(levers, lambda part: isinstance(part, LossLever), "memory/loss")
+    if config["compile"] != OFF:
+        loss = compiled(model, loss, config["compile"])
     factors = torch.tensor(parts.schedule.factors(updates), dtype=torch.float32, device=device)
     return Training(
         model=model,
         optimizer=optimizer,
         objective=parts.objective,
-        loss=_one(levers, lambda part: isinstance(part, LossLever), "memory/loss"),
+        loss=loss,
         device=device,
         base_lr=parts.optimizer.lr,
         lr_factors=factors,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from runner.accounting import divisors
+from runner.compiling import MODES, OFF
 from runner.config import (
     TARGET,
     CheckpointConf,
@@ -37,7 +38,7 @@ GROUPS = (
     "schedule",
     "tracking",
 )
-SETUP_KEYS = ("precision", "memory", "accum", "batching", "process")
+SETUP_KEYS = ("precision", "memory", "accum", "batching", "compile", "process")
 """What is varied. `process` is here since an inline job is measured otherwise."""
 NEITHER = ("seed", "tracking", "cache", "allow", "device", "warmup", "quality", "checkpoint")
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
@@ -130,13 +131,14 @@ def _scalar_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
             allowed="auto, cpu, cuda, cuda:N",
             next_step="device=auto",
         )
-    if config["process"] not in ("fresh", "inline"):
-        yield Fault(
-            key="process",
-            given=config["process"],
-            allowed="fresh, inline",
-            next_step="process=fresh",
-        )
+    for key, options in (("process", ("fresh", "inline")), ("compile", (OFF, *MODES))):
+        if config[key] not in options:
+            yield Fault(
+                key=key,
+                given=config[key],
+                allowed=", ".join(options),
+                next_step=f"{key}={options[0]}",
+            )
     clip = config["clip"]
     if clip is not None and not 0 < clip < float("inf"):
         yield Fault(

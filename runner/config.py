@@ -72,6 +72,7 @@ class Root:
     seed: int = 0
     seq_len: int = 128
     device: str = "auto"
+    compile: str = "off"
     process: str = "fresh"
     cache: str = "~/.cache/fullstep"
     clip: float | None = 1.0

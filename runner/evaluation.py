@@ -48,7 +48,8 @@ class Evaluation:
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         plain = torch.autocast(self.device.type, enabled=False)
-        with evaluation_mode(model), torch.no_grad(), plain, self.recipe.evaluation(model):
+        eager = torch.compiler.set_stance("force_eager")
+        with evaluation_mode(model), torch.no_grad(), plain, eager, self.recipe.evaluation(model):
             for micro in self.micros:
                 moved = to_device(micro, self.device)
                 hidden = model.hidden(  # type: ignore[operator]

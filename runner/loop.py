@@ -57,6 +57,7 @@ class Loop:
 
     updates: applied updates to reach; warmup: first attempts left out of statistics;
     eval_every: applied updates between evaluations. stop: asked before every update.
+    compiled: compilations so far; an update in which it grew is marked.
     """
 
     training: Training
@@ -68,6 +69,7 @@ class Loop:
     warmup: int
     eval_every: int | None
     stop: Callable[[], bool]
+    compiled: Callable[[], int] = lambda: 0
     records: list[UpdateRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     lengths: list[Sequence[int]] = field(default_factory=list)
@@ -137,6 +139,7 @@ class Loop:
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.training.device)
         self.attempts += 1
+        compilations = self.compiled()
         outcome = measured_update(self.training, lambda: next(self.draws), self.clock)
         memory = None
         if cuda:
@@ -145,6 +148,8 @@ class Loop:
                 "reserved": torch.cuda.max_memory_reserved(self.training.device),
             }
         marks = ["warmup"] if self.attempts <= self.warmup else []
+        if self.compiled() > compilations:
+            marks.append("recompilation")
         self.flight.append(
             Pending(attempt=self.attempts, outcome=outcome, marks=marks, memory=memory)
         )

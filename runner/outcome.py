@@ -12,6 +12,7 @@ import torch
 
 from runner import accounting, checks
 from runner.assemble import Job
+from runner.compiling import OFF, Compilations
 from runner.contracts import Counts
 from runner.data.stats import target_counts
 from runner.diagnosis import findings
@@ -38,6 +39,7 @@ class Run:
     account: MemoryAccount | None = None
     trained: Trained | None = None
     loop: Loop | None = None
+    compilations: Compilations = field(default_factory=Compilations)
     timings: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -207,6 +209,10 @@ def evidence_of(run: Run) -> dict[str, Any]:
     note("optimizer_fused", bool(group.get("fused")), "read_back")
     waits = [] if job.training.skips_on_device else ["one flag after the last backward pass"]
     note("host_waits_per_update", waits, "declared")
+    if run.config["compile"] != OFF:
+        counted = run.compilations
+        counts = {"graphs": counted.graphs, "recompilations": counted.again}
+        note("compilations", {**counts, "seconds": counted.seconds}, "observed")
     note("corpus_fingerprint", job.corpus.fingerprint, "observed")
     if job.initial_weights:
         note("initial_weights", job.initial_weights, "observed")

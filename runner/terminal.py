@@ -165,6 +165,7 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("memory", _memory_line(record)),
         ("loss", _loss_line(record)),
         ("updates", _update_line(record)),
+        ("compile", _compile_line(record)),
         *(("look next", f"{f['stage']}: {f['evidence']}; {f['advice']}") for f in record.diagnosis),
         ("run folder", str(folder)),
     )
@@ -241,6 +242,16 @@ def _loss_line(record: RunRecord) -> str:
         words.append(f"held-out {found['before']:.4f} -> {found['last']:.4f} nats")
         words.append(f"unigram entropy {found['unigram_entropy']:.4f}")
     return " · ".join(words)
+
+
+def _compile_line(record: RunRecord) -> str:
+    found = record.evidence.get("compilations", {}).get("value")
+    if not found:
+        return ""
+    return (
+        f"{found['graphs']} graphs, of them {found['recompilations']} recompilations, in "
+        f"{human_seconds(found['seconds'])}; not in step time"
+    )
 
 
 def _update_line(record: RunRecord) -> str:

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 
 from runner import checks
 from runner.assemble import assemble, check_device, choose_device, load_corpus
+from runner.compiling import OFF
 from runner.contracts import Unsupported, UserError
 from runner.journal import Journal
 from runner.loop import Diverged, Loop, Stopped
@@ -85,6 +86,11 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _work(run: Run, stop: Callable[[], bool]) -> None:
+    with run.compilations:
+        _train(run, stop)
+
+
+def _train(run: Run, stop: Callable[[], bool]) -> None:
     begin = perf_counter()
     config = run.config
     parts = checks.build_parts(config)
@@ -98,7 +104,8 @@ def _work(run: Run, stop: Callable[[], bool]) -> None:
     job = run.job = assemble(config, parts, device, corpus)
     run.say("started", workload_id=run.workload_id, updates=job.updates, device=str(device))
     before = perf_counter()
-    run.account, run.trained = probe(job.training, job.feed.probes(job.updates))
+    eager = config["compile"] == OFF
+    run.account, run.trained = probe(job.training, job.feed.probes(job.updates), account=eager)
     run.timings["probe_s"] = perf_counter() - before
     compute = parts.precision.formats["compute"]
     against = run.trained.contradiction or run.trained.dispatched.contradiction(compute)
@@ -116,6 +123,7 @@ def _work(run: Run, stop: Callable[[], bool]) -> None:
             warmup=config["warmup"],
             eval_every=config["eval"]["every"],
             stop=stop,
+            compiled=lambda: run.compilations.graphs,
         )
         run.loop.run()
     finally:

@@ -89,9 +89,13 @@ def untouched(training: Training) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def probe(
-    training: Training, probes: Sequence[Sequence[MicroBatch]]
+    training: Training, probes: Sequence[Sequence[MicroBatch]], *, account: bool = True
 ) -> tuple[MemoryAccount | None, Trained]:
-    """The memory account with the larger peak over `probes`, and what the updates showed."""
+    """The memory account with the larger peak over `probes`, and what the updates showed.
+
+    Without `account` no account is taken: watching dispatch makes compiled code run eagerly, whose
+    memory is another.
+    """
     with untouched(training) as before:
         seen: set[str] = set()
         applied = False
@@ -99,21 +103,20 @@ def probe(
             applied = _update(training, probes[-1], seen) or applied
             if applied:
                 break
-        accounts = []
-        for micros in probes:
-            tracker = MemoryTracker(
-                model=training.model,
-                optimizer=training.optimizer,
-                inputs=[tensor for micro in micros for tensor in (micro.input_ids, micro.targets)],
-            )
-            with tracker:
-                measured_update(training, lambda micros=micros: micros, tracker)  # type: ignore[misc]
-            accounts.append(tracker.account())
-            _note_gradients(training, seen)
+        accounts = [_account(training, micros) for micros in probes] if account else []
         with Watch() as watch:
             measured_update(training, lambda: probes[-1], Silent())
+        _note_gradients(training, seen)
         trained = _trained(training, before, seen, applied, watch.result())
-    return max(accounts, key=lambda account: account.peak_bytes), trained
+    return max(accounts, key=lambda found: found.peak_bytes, default=None), trained
+
+
+def _account(training: Training, micros: Sequence[MicroBatch]) -> MemoryAccount:
+    inputs = [tensor for micro in micros for tensor in (micro.input_ids, micro.targets)]
+    tracker = MemoryTracker(model=training.model, optimizer=training.optimizer, inputs=inputs)
+    with tracker:
+        measured_update(training, lambda: micros, tracker)
+    return tracker.account()
 
 
 def _update(training: Training, micros: Sequence[MicroBatch], seen: set[str]) -> bool:
