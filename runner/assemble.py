@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from runner.feed import Feed
 from runner.precision.scaling import LossScaler
 from runner.step import Training
 from runner.weights import load_weights
+
+CPP_COMPILERS = ("g++", "clang++")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,8 +55,18 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def check_device(parts: Parts, device: torch.device) -> None:
-    """Raise Unsupported when the recipe needs what the device lacks."""
+def compiles(config: Mapping[str, Any]) -> bool:
+    """Whether anything of the job is compiled by torch."""
+    implementation = config["optimizer"].get("implementation")
+    return bool(config["compile"] != OFF or implementation == "compiled")
+
+
+def check_device(config: Mapping[str, Any], parts: Parts, device: torch.device) -> None:
+    """Raise Unsupported when the job needs what the device or the machine lacks."""
+    if compiles(config) and device.type == "cpu" and not any(map(shutil.which, CPP_COMPILERS)):
+        raise Unsupported(
+            f"compiling for a CPU needs a C++ compiler ({' or '.join(CPP_COMPILERS)}); none is here"
+        )
     needs = parts.precision.requirements
     name = type(parts.precision).__name__
     if needs.cuda and device.type != "cuda":

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-IMPLEMENTATIONS = ("fused", "foreach", "plain")
+IMPLEMENTATIONS = ("fused", "foreach", "plain", "compiled")
+
+TENSOR_RATE = ("fused", "compiled")
+"""Implementations whose rate is a tensor: changing a number would compile the step anew."""
 
 
 def _check(name: str, value: float, good: bool, allowed: str) -> None:
@@ -50,7 +53,16 @@ def first_rate(lr: float, implementation: str, device: torch.device) -> float | 
     """The rate as the implementation takes it: a device tensor where it can stay there."""
     import torch
 
-    return torch.tensor(lr, device=device) if implementation == "fused" else lr
+    return torch.tensor(lr, device=device) if implementation in TENSOR_RATE else lr
+
+
+def finished(optimizer: torch.optim.Optimizer, implementation: str) -> torch.optim.Optimizer:
+    """The optimizer, its step compiled where the implementation says so."""
+    import torch
+
+    if implementation == "compiled":
+        optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment]
+    return optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +70,8 @@ class AdamW:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) through `torch.optim.AdamW`.
 
     lr: base rate, multiplied by the schedule. implementation: `fused` (one kernel per group of
-    tensors; skips on the device), `foreach` or `plain`.
+    tensors; skips on the device), `foreach`, `plain` (tensor by tensor) or `compiled` (plain,
+    compiled by torch).
     """
 
     setup_keys: ClassVar[frozenset[str]] = frozenset({"implementation"})
@@ -84,13 +97,14 @@ class AdamW:
         """The optimizer over `model`'s trainable parameters."""
         import torch
 
-        return torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             parameter_groups(model, self.weight_decay),
             lr=first_rate(self.lr, self.implementation, device),
             betas=self.betas,
             eps=self.eps,
             **switches(self.implementation),
         )
+        return finished(optimizer, self.implementation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +131,10 @@ class Sgd:
         """The optimizer over `model`'s trainable parameters."""
         import torch
 
-        return torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             parameter_groups(model, self.weight_decay),
             lr=first_rate(self.lr, self.implementation, device),
             momentum=self.momentum,
             **switches(self.implementation),
         )
+        return finished(optimizer, self.implementation)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from runner import accounting, checks
-from runner.assemble import Job
-from runner.compiling import OFF, Compilations
+from runner.assemble import Job, compiles
+from runner.compiling import Compilations
 from runner.contracts import Counts
 from runner.data.stats import target_counts
 from runner.diagnosis import findings
@@ -209,7 +209,7 @@ def evidence_of(run: Run) -> dict[str, Any]:
     note("optimizer_fused", bool(group.get("fused")), "read_back")
     waits = [] if job.training.skips_on_device else ["one flag after the last backward pass"]
     note("host_waits_per_update", waits, "declared")
-    if run.config["compile"] != OFF:
+    if compiles(run.config):
         counted = run.compilations
         counts = {"graphs": counted.graphs, "recompilations": counted.again}
         note("compilations", {**counts, "seconds": counted.seconds}, "observed")

@@ -25,15 +25,22 @@ class TrackedRun:
     journal: Sequence[JournalLine]
 
 
-def read_runs(tracking: Mlflow, launch: Path, sweep: str | None = None) -> list[TrackedRun]:
+def read_runs(
+    tracking: Mlflow,
+    launch: Path,
+    sweep: str | None = None,
+    run_ids: Sequence[str] | None = None,
+) -> list[TrackedRun]:
     """The runs of jobs with what their artifacts hold, oldest first; parents are left out.
 
     launch: the folder that relative sqlite addresses count from.
-    sweep: only those of one sweep, `latest` for the newest one. Raises UserError for a store,
-    experiment or sweep that is not there.
+    sweep: only those of one sweep, `latest` for the newest one. run_ids: only these, in this
+    order. Raises UserError for a store, experiment, sweep or run that is not there.
     """
     calls, experiment_id = _open(tracking, launch)
     runs = calls.search(experiment_id, "")
+    if run_ids is not None:
+        return [_read_run(calls, run) for run in _pick(run_ids, runs)]
     if sweep is not None:
         chosen = _choose(sweep, [run.tags["sweep_id"] for run in runs if "sweep_id" in run.tags])
         runs = [run for run in runs if run.tags.get("sweep_id") == chosen]
@@ -77,6 +84,20 @@ def _choose(sweep: str, known: Sequence[str]) -> str:
         )
         raise UserError(fault)
     return sweep
+
+
+def _pick(run_ids: Sequence[str], runs: Sequence[Run]) -> list[Run]:
+    known = {run.run_id: run for run in runs if "sweep_parent" not in run.tags}
+    missing = [run_id for run_id in run_ids if run_id not in known]
+    if missing:
+        fault = Fault(
+            key="runs",
+            given=", ".join(missing),
+            allowed="ids of runs of this experiment, a sweep's parent not among them",
+            next_step="list them with: mlflow runs list, or name another tracking.experiment",
+        )
+        raise UserError(fault)
+    return [known[run_id] for run_id in run_ids]
 
 
 def _read_run(calls: MlflowCalls, run: Run) -> TrackedRun:

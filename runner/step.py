@@ -143,7 +143,10 @@ def step_or_skip(training: Training, bad: Tensor) -> Tensor:
         optimizer.step()
     elif not bad.item():
         for group in optimizer.param_groups:
-            group["lr"] = float(lr)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(lr)
+            else:
+                group["lr"] = float(lr)
         optimizer.step()
     training.applied += 1 - bad.long()
     return lr

@@ -95,7 +95,7 @@ def _train(run: Run, stop: Callable[[], bool]) -> None:
     config = run.config
     parts = checks.build_parts(config)
     device = run.device = choose_device(config["device"])
-    check_device(parts, device)
+    check_device(config, parts, device)
     run.controls = set_controls(parts.precision.controls())
     run.say("preparing data")
     corpus = load_corpus(config, parts)

@@ -113,7 +113,7 @@ def test_a_recipe_that_needs_a_gpu_is_refused_on_a_cpu() -> None:
     parts = build_parts(config())
     object.__setattr__(parts, "precision", NeedsCuda())
     with pytest.raises(Unsupported, match="NeedsCuda needs a CUDA device"):
-        check_device(parts, CPU)
+        check_device(config(), parts, CPU)
 
 
 @dataclass(frozen=True, kw_only=True)

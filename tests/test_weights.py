@@ -117,7 +117,7 @@ def test_tf32_evaluates_in_ieee_fp32() -> None:
 def test_tf32_is_refused_on_a_cpu() -> None:
     parts = build_parts(config("precision=tf32"))
     with pytest.raises(Unsupported, match="Tf32 needs a CUDA device"):
-        check_device(parts, CPU)
+        check_device(config(), parts, CPU)
 
 
 def test_no_older_precision_flag_is_used_anywhere() -> None:

@@ -120,9 +120,11 @@ RULES = (
 
 def declared(base: Setup, setup: Setup) -> list[str]:
     """Flattened keys of the setup that differ from the baseline's."""
-    configs = [s.first.record.config for s in (base, setup)]
-    if not all(configs):
+    recorded = [s.first.record.config for s in (base, setup)]
+    if not all(recorded):
         return []
+    # A record of an earlier program lacks keys that were added since: null there.
+    configs = [{"allow": [], **dict.fromkeys(checks.SETUP_KEYS), **c} for c in recorded]
     try:
         nodes = [checks.setup_of(config) for config in configs]
     except UserError:  # a part is not installed here: every differing key counts as declared

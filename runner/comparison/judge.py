@@ -27,14 +27,14 @@ def compare(
     *,
     axes: Mapping[str, Sequence[str]] | None = None,
     baseline: str | None = None,
-    quality: Quality | None = None,
+    quality: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Judge every setup among the runs against the baseline.
 
     axes: swept keys with their values as typed; by default what the runs tell. baseline: words
     `key=value` that the baseline carries; by default the first value of every swept key.
-    quality: by default the rule that the baseline's configuration states. Raises UserError for
-    no runs, or a baseline that none of them is.
+    quality: values that replace those of the rule in the baseline's configuration. Raises
+    UserError for no runs, or a baseline that none of them is.
     """
     if not runs:
         fault = Fault(
@@ -44,7 +44,8 @@ def compare(
     known = axes_of(runs) if axes is None else axes
     setups = setups_of(runs, known)
     base = baseline_of(setups, known, baseline)
-    rule = quality or Quality(**(base or setups[0]).first.record.config.get("quality", {}))
+    stated = (base or setups[0]).first.record.config.get("quality", {})
+    rule = Quality(**{**stated, **(quality or {})})
     main = [_contrast(base, s, rule, known) for s in setups if s is not base]
     more = [contrast(other, s, rule) for other, s in neighbours(setups, known, base)]
     by_name = {s.name: s for s in setups}

@@ -96,7 +96,9 @@ def setups_of(runs: Sequence[ComparedRun], axes: Mapping[str, Sequence[str]]) ->
     for run in sorted(runs, key=lambda run: run.record.workload_id is None):
         key = _key(run)
         if run.record.workload_id is None:
-            key = next((known for known in groups if known[1:] == key[1:]), key)
+            work = _work(run)
+            same = (k for k, g in groups.items() if k[1:] == key[1:] and _work(g[0]) == work)
+            key = next(same, (work, *key[1:]))
         groups.setdefault(key, []).append(run)
     order = {id(run): place for place, run in enumerate(runs)}
     found = [sorted(group, key=lambda run: order[id(run)]) for group in groups.values()]
@@ -106,13 +108,16 @@ def setups_of(runs: Sequence[ComparedRun], axes: Mapping[str, Sequence[str]]) ->
 
 
 def _key(run: ComparedRun) -> tuple[Any, ...]:
-    config = run.record.config
     extra = tuple(sorted(item for item in varied(run).items() if _root(item[0]) in checks.NEITHER))
+    return run.record.workload_id, run.record.setup_id, extra
+
+
+def _work(run: ComparedRun) -> str | None:
+    """Digest of the configured work alone, the corpus apart; None where it is not known."""
     try:
-        work = checks.workload_id(config, "") if config else None
+        return checks.workload_id(run.record.config, "") if run.record.config else None
     except UserError:  # a part of the configuration is not installed here
-        work = None
-    return run.record.workload_id, work, run.record.setup_id, extra
+        return None
 
 
 def _root(key: str) -> str:
