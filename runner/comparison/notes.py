@@ -18,10 +18,14 @@ def device_of(setups: Sequence[Setup]) -> str:
         for run in setup.runs.values():
             device = run.record.environment.get("device")
             if device:
-                kind = "CPU" if device["type"] == "cpu" else "GPU"
-                threads = f", {device['threads']} threads" if device.get("threads") else ""
-                found[f"{kind}: {device['name']}{threads}"] = None
+                found[_device_words(device)] = None
     return "; ".join(found) or "unknown device"
+
+
+def _device_words(device: Mapping[str, Any]) -> str:
+    count = device.get("threads")
+    threads = f", {count} thread{'s' if count > 1 else ''}" if count else ""
+    return f"{'CPU' if device['type'] == 'cpu' else 'GPU'}: {device['name']}{threads}"
 
 
 def workload_of(setup: Setup) -> dict[str, Any]:

@@ -135,7 +135,8 @@ def judge(base: Setup, setup: Setup, found: Paired, quality: Quality) -> Verdict
     if found.upper is None:
         text = f"{seen}: one seed has no spread"
     else:
-        text = f"{seen}; {found.lower:+.4f} to {found.upper:+.4f} at {percent} holds {margin:g}"
+        text = f"{seen}; the bounds {found.lower:+.4f} and {found.upper:+.4f} ({percent} each)"
+        text += f" enclose the margin {margin:g}"
     if seeds is None:
         text += f"; more than {MOST_SEEDS} seeds would be needed"
         return Verdict(word="unknown", reason=text)
@@ -205,6 +206,6 @@ def _same(base: Setup, setup: Setup, values: Mapping[int, float]) -> Verdict:
         for seed, d in values.items()
     ]
     gap, update, seed = max(gaps)
-    text = f"declared to change nothing but rounding: losses differ by at most {gap:.1e}"
+    text = f"declared to change nothing but rounding: losses differ by at most {gap:.2g}"
     text += f" (update {update}, seed {seed}); allowed {SAME:g}"
     return Verdict(word="passed" if gap <= SAME else "failed", reason=text)

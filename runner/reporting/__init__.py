@@ -1,0 +1,1 @@
+"""A comparison as tables, plots and a page; nothing is judged here."""

@@ -1,0 +1,295 @@
+"""A comparison as text: lines for a terminal or a log, Markdown, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+
+from runner.comparison.results import METRICS, Comparison, Contrast, SetupRow
+from runner.reporting import wording
+
+WIDTH = 120
+Table = tuple[list[str], list[list[str]]]
+
+
+def quality_table(comparison: Comparison) -> Table:
+    """Verdict and held-out loss of every setup."""
+    header = ["setup", "quality", "seeds", "held-out", "difference (interval), nats", "skipped"]
+    rows = []
+    for row in comparison.setups:
+        loss = row.figures.get("eval_loss")
+        skipped = row.figures.get("updates_skipped")
+        rows.append(
+            [
+                row.name,
+                comparison.verdict_of(row.name).word,
+                wording.seeds(row),
+                wording.NONE if loss is None else f"{loss:.4f}",
+                wording.difference(wording.contrast_of(comparison, row)),
+                wording.NONE if skipped is None else f"{skipped:.0f}",
+            ]
+        )
+    return header, rows
+
+
+def speed_table(comparison: Comparison) -> Table:
+    """Step time with its ratio; what rates stand with, where it is not the same for all."""
+    varying = [name for name in CONDITIONS if len(_conditions(comparison, name)) > 1]
+    header = ["setup", "quality", *varying, "step time", "ratio (interval)", ""]
+    rows = []
+    for row in comparison.setups:
+        found = wording.contrast_of(comparison, row)
+        step = wording.seconds(row.figures.get("step_s_median"))
+        cells = _ratio_cells(found, "step_s_median", step)
+        stands = [CONDITIONS[name](row) for name in varying]
+        rows.append([row.name, comparison.verdict_of(row.name).word, *stands, *cells])
+    return header, rows
+
+
+def rate_table(comparison: Comparison) -> Table:
+    """Tokens per second on three definitions, the useful one with its ratio."""
+    header = ["setup", "quality", "useful/s", "ratio (interval)", "non-pad/s", "slots/s", "padding"]
+    rows = []
+    for row in comparison.setups:
+        found = wording.contrast_of(comparison, row)
+        useful, nonpad, slots = (
+            wording.per_second(row.figures.get(f"{kind}_tokens_per_s"))
+            for kind in ("useful", "nonpad", "slots")
+        )
+        cells = _ratio_cells(found, "useful_tokens_per_s", useful)[:2]
+        word = comparison.verdict_of(row.name).word
+        padding = wording.share(row.padding_share)
+        rows.append([row.name, word, *cells, nonpad, slots, padding])
+    return header, rows
+
+
+CONDITIONS: dict[str, Callable[[SetupRow], str]] = {
+    "global batch": wording.batch,
+    "length": lambda row: str(row.conditions.get("seq_len", wording.NONE)),
+    "recipe": lambda row: str(row.conditions.get("precision", wording.NONE)),
+}
+"""What every rate stands with, beside its quality."""
+
+
+def _conditions(comparison: Comparison, name: str) -> set[str]:
+    return {CONDITIONS[name](row) for row in comparison.setups}
+
+
+def stands_with(comparison: Comparison) -> str:
+    """The conditions that all rates share, in words."""
+    shared = {name: _conditions(comparison, name) for name in CONDITIONS}
+    words = [f"{name} {found.pop()}" for name, found in shared.items() if len(found) == 1]
+    return "every rate: " + " · ".join(words) if words else ""
+
+
+def memory_table(comparison: Comparison) -> Table:
+    """Peak memory with its ratio."""
+    header = ["setup", "quality", "peak", "ratio (interval)", ""]
+    rows = []
+    for row in comparison.setups:
+        found = wording.contrast_of(comparison, row)
+        peak = wording.size(row.figures.get("peak_allocated_bytes"))
+        cells = _ratio_cells(found, "peak_allocated_bytes", peak)
+        rows.append([row.name, comparison.verdict_of(row.name).word, *cells])
+    return header, rows
+
+
+def largest_table(comparison: Comparison) -> Table:
+    """The largest live object of every setup; one row where it is the same for all."""
+    known = {row.name: row.largest for row in comparison.setups if row.largest}
+    if len(set(known.values())) == 1 and len(known) > 1:
+        known = {f"all {len(known)}": next(iter(known.values()))}
+    return ["setup", "largest live object"], [[name, text] for name, text in known.items()]
+
+
+def reach_table(comparison: Comparison) -> Table:
+    """Seconds to the baseline's final loss."""
+    kinds = {c.reach.quantity for c in comparison.contrasts if c.reach}
+    header = ["setup", "quality", f"seconds to the baseline's final {' or '.join(sorted(kinds))}"]
+    rows = [[c.setup, c.verdict.word, wording.reached(c)] for c in comparison.contrasts if c.reach]
+    return header, rows
+
+
+def pair_table(comparison: Comparison) -> Table:
+    """Further pairs that differ in one key; a ratio without a word is not distinguishable from 1."""
+    header = ["one key changed", "quality", "difference, nats", "step time", "useful", "peak"]
+    rows = []
+    for pair in comparison.pairs:
+        cells = [_pair_cell(pair, metric) for metric in METRICS]
+        mean = f"{pair.difference.mean:+.4f}" if pair.difference else wording.NONE
+        rows.append([_change(pair), pair.verdict.word, mean, *cells])
+    return header, rows
+
+
+def _change(pair: Contrast) -> str:
+    """`precision=fp32 → bf16 at accum=4` for two names that differ in one word."""
+    own, other = pair.setup.split(), pair.baseline.split()
+    new = " ".join(word.partition("=")[2] for word in own if word not in other)
+    old = " ".join(word for word in other if word not in own)
+    shared = " ".join(word for word in own if word in other)
+    return f"{old} → {new} at {shared}"
+
+
+def _pair_cell(pair: Contrast, metric: str) -> str:
+    found = pair.ratios.get(metric)
+    if found is None:
+        return wording.NONE
+    word = "" if found.outcome == "not distinguishable" else f" {found.outcome}"
+    return f"{found.value:.3f}×{word}"
+
+
+def _ratio_cells(found: Contrast | None, metric: str, figure: str) -> list[str]:
+    """The figure, its ratio with interval, and what may be said of it in a word."""
+    result = found.ratios.get(metric) if found else None
+    return [figure, wording.ratio(result), result.outcome if result else ""]
+
+
+# --- terminal ---------------------------------------------------------------------------------
+
+
+def lines(comparison: Comparison, width: int = WIDTH) -> list[str]:
+    """The comparison for a terminal or a log, at most `width` columns wide.
+
+    Commands are never broken, so that they can be copied.
+    """
+    against = comparison.baseline or "nothing: the baseline has no run"
+    found = [f"comparison against {against}"]
+    for line in (*wording.head(comparison), stands_with(comparison)):
+        found += _wrapped(line, width, "  ")
+    for make in TABLES.values():
+        header, rows = make(comparison)
+        if rows:
+            found += ["", *_drawn(header, rows, width)]
+    found.append("")
+    for line in reasons_of(comparison):
+        found += [line] if line.startswith("  ") else _wrapped(line, width, "")
+    return found
+
+
+TABLES: dict[str, Callable[[Comparison], Table]] = {
+    "Quality": quality_table,
+    "Speed": speed_table,
+    "Tokens per second": rate_table,
+    "Memory": memory_table,
+    "Largest live object": largest_table,
+    "Time to a loss": reach_table,
+    "Pairs that differ in one key": pair_table,
+}
+
+
+def _wrapped(line: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(
+        line, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
+
+
+def reasons_of(comparison: Comparison) -> list[str]:
+    """Every verdict's reason, the commands that settle it, and the notes; a line each."""
+    found = []
+    for contrast in (*comparison.contrasts, *comparison.pairs):
+        against = f" against {contrast.baseline}" if contrast in comparison.pairs else ""
+        verdict = contrast.verdict
+        found.append(f"{contrast.setup}{against}: {verdict.word} — {verdict.reason}")
+        found += [f"  {command}" for command in verdict.commands]
+    return found + [f"note: {note}" for note in comparison.notes]
+
+
+def _drawn(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for place, name in enumerate(header):
+        table.add_column(name, overflow="fold", no_wrap=place > 0 and name != header[-1])
+    for row in rows:
+        table.add_row(*row)
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, markup=False, highlight=False).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def markdown(comparison: Comparison) -> str:
+    """The comparison as a Markdown document."""
+    found = [f"# Comparison against {comparison.baseline or 'a baseline that has no run'}", ""]
+    found += [f"- {line}" for line in (*wording.head(comparison), stands_with(comparison)) if line]
+    for title, make in TABLES.items():
+        header, rows = make(comparison)
+        if rows:
+            found += ["", f"## {title}", "", *_markdown_table(header, rows)]
+    found += ["", "## Reasons", "", *_markdown_reasons(comparison)]
+    return "\n".join(found) + "\n"
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(header), line(["---"] * len(header)), *(line(row) for row in rows)]
+
+
+def _markdown_reasons(comparison: Comparison) -> list[str]:
+    return [
+        f"      {line.strip()}" if line.startswith("  ") else f"- {line}"
+        for line in reasons_of(comparison)
+    ]
+
+
+def comma_separated(comparison: Comparison) -> str:
+    """One row a setup, plain numbers with their units in the header; unknown is empty."""
+    out = io.StringIO()
+    records = [_record(comparison, row) for row in comparison.setups]
+    writer = csv.DictWriter(out, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+FIGURES = (
+    "step_s_median",
+    "step_s_p95",
+    "useful_tokens_per_s",
+    "nonpad_tokens_per_s",
+    "slots_tokens_per_s",
+    "mfu",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "eval_loss",
+    "train_loss",
+    "updates_applied",
+    "updates_skipped",
+)
+
+
+def _record(comparison: Comparison, row: SetupRow) -> dict[str, object]:
+    verdict = comparison.verdict_of(row.name)
+    found = wording.contrast_of(comparison, row)
+    paired = found.difference if found else None
+    record: dict[str, object] = {
+        "setup": row.name,
+        "quality": verdict.word,
+        "reason": verdict.reason,
+        "seeds": " ".join(str(run.seed) for run in row.runs if run.status == "ok"),
+        "device": comparison.device,
+        **{key: row.conditions.get(key) for key in ("global_batch", "micro_batch", "seq_len")},
+        "precision": row.conditions.get("precision"),
+        **{name: row.figures.get(name) for name in FIGURES},
+        "padding_share": row.padding_share,
+        "largest_live_object": row.largest,
+        "difference_nats": paired.mean if paired else None,
+        "difference_low": paired.low if paired else None,
+        "difference_high": paired.high if paired else None,
+        "difference_upper_one_sided": paired.upper if paired else None,
+    }
+    for metric in METRICS:
+        result = found.ratios.get(metric) if found else None
+        for part in ("value", "low", "high", "outcome"):
+            record[f"{metric}_ratio_{part}"] = getattr(result, part) if result else None
+    reach = found.reach if found else None
+    record["seconds_to_baseline_loss"] = reach.seconds if reach else None
+    return record
