@@ -93,6 +93,7 @@ def run(command: Command, launch: Path, words: list[str]) -> int:
         command=words,
         store=build(first["tracking"], key="tracking", allow=first["allow"]).open(launch),
         out=sys.stdout,
+        axes=command.axes,
         jobs=len(command.jobs),
         spare=None if inline else start_worker(launch),
     )

@@ -23,7 +23,7 @@ from runner.checks import setup_id
 from runner.compose import Plan
 from runner.forwarding.state import RunSpec
 from runner.records import JOURNAL, RunRecord, write_atomically
-from runner.states import JOB, read_state
+from runner.states import JOB, place_of, read_state, read_ticket
 from runner.terminal import Progress
 
 POLL_S = 0.05
@@ -50,7 +50,8 @@ class Session:
     """What the jobs of one command share.
 
     store: an open tracking store. parent, sweep_id: of the sweep, or None. interrupted: the
-    signal that asked to stop, once one did. spare: a worker that was started ahead.
+    signal that asked to stop, once one did. spare: a worker that was started ahead. axes: swept
+    keys with their values, as typed.
     """
 
     launch: Path
@@ -59,6 +60,7 @@ class Session:
     out: IO[str]
     parent: str | None = None
     sweep_id: str | None = None
+    axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     jobs: int = 1
     interrupted: int | None = None
     spare: subprocess.Popen[str] | None = None
@@ -127,6 +129,7 @@ def claim(folder: Path, plan: Plan, session: Session) -> None:
         "overrides": list(plan.overrides),
         "setup": plan.setup,
         "swept": dict(plan.swept),
+        "axes": {key: list(values) for key, values in session.axes.items()},
         "launch": str(session.launch),
         "sweep_id": session.sweep_id,
         "config": dict(plan.config),
@@ -248,6 +251,7 @@ def bare_record(plan: Plan, session: Session, folder: Path, code: int) -> RunRec
         setup_id=setup_id(plan.config),
         config=plan.config,
         summary=partial_summary(folder),
+        job=place_of(read_ticket(folder)),
     )
     record.write(folder)
     return record

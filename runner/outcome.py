@@ -23,7 +23,7 @@ from runner.measure.clock import mark_cost
 from runner.measure.peaks import peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.records import RunRecord, dumps, finite, nonfinite, write_atomically
-from runner.states import STATE
+from runner.states import STATE, place_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,6 +71,7 @@ def record_of(run: Run, status: str, message: str) -> RunRecord:
         numerics={"nonfinite_summary": dropped} if dropped else {},
         evaluation=evaluation_of(run),
         diagnosis=diagnosis_of(run),
+        job=place_of(run.ticket),
     )
 
 
@@ -203,6 +204,7 @@ def evidence_of(run: Run) -> dict[str, Any]:
         return found
     precision = job.parts.precision
     note("formats", dict(precision.formats), "declared")
+    note("numerics", numerics_of(job), "declared")
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in job.training.parameters})
     note("parameter_dtypes", dtypes, "observed")
     group = job.training.optimizer.param_groups[0]
@@ -234,6 +236,12 @@ def evidence_of(run: Run) -> dict[str, Any]:
         if scales:
             note("loss_scale", {"first": scales[0], "last": scales[-1]}, "observed")
     return found
+
+
+def numerics_of(job: Job) -> dict[str, str]:
+    """What each part that varies declares to do to the loss curve, levers by their key."""
+    parts = {"precision": job.parts.precision, "batching": job.parts.batching}
+    return {key: part.numerics for key, part in {**parts, **job.parts.levers}.items()}
 
 
 def evaluation_of(run: Run) -> dict[str, Any]:

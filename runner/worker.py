@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from runner import checks
 from runner.assemble import assemble, check_device, choose_device, load_corpus
@@ -31,19 +30,12 @@ from runner.measure.probe import probe
 from runner.outcome import Run, record_of
 from runner.precision.controls import set_controls
 from runner.records import JOURNAL
-from runner.states import JOB
+from runner.states import read_ticket
 from runner.weights import save_weights
 
 
 class Contradiction(Exception):
     """The evidence says that the run does not do what its config says."""
-
-
-def read_ticket(folder: Path) -> dict[str, Any]:
-    """The launching process's `job.yaml`: config, command, setup name, launch folder."""
-    ticket = OmegaConf.to_container(OmegaConf.load(folder / JOB), resolve=True)
-    assert isinstance(ticket, dict)
-    return {str(key): value for key, value in ticket.items()}
 
 
 def run_folder(folder: Path, stop: Callable[[], bool]) -> str:
