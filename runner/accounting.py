@@ -174,6 +174,13 @@ def model_flops(
     return 3 * (linear + attention)
 
 
+def optimizer_traffic(*, parameters: int, gradients: int, moments: int) -> int:
+    """Bytes that one update of the parameters must move: parameters and moments are read and
+    written, gradients read. Clipping and the gradient norm move gradients again; they are not
+    counted, so a rate over the whole phase is a lower bound."""
+    return 2 * parameters + gradients + 2 * moments
+
+
 def mfu(*, flops: float, seconds: float, peak_flops_per_s: float | None) -> float | None:
     """Model FLOPs utilisation: model FLOPs per second over the peak of the format that ran."""
     if peak_flops_per_s is None or seconds <= 0:

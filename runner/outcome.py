@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from runner.assemble import Job, compiles
 from runner.compiling import Compilations
 from runner.contracts import Counts
 from runner.data.stats import target_counts
-from runner.diagnosis import findings
-from runner.environment import environment
+from runner.diagnosis import Figures, stages
+from runner.environment import device_bytes, environment
 from runner.loop import Loop
 from runner.measure.account import MemoryAccount
 from runner.measure.clock import mark_cost
-from runner.measure.peaks import peak_flops_per_s
+from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.records import RunRecord, dumps, finite, nonfinite, write_atomically
 from runner.states import STATE, place_of
@@ -188,6 +188,7 @@ def _work_sizes(job: Job, loop: Loop) -> dict[str, Any]:
         "phase_shares": accounting.phase_shares(counted),
         "marked": accounting.marked(loop.records),
         "model_flops_per_s": accounting.rate(flops, seconds),
+        "optimizer_bytes_per_update": optimizer_bytes(job),
     }
 
 
@@ -265,18 +266,47 @@ def evaluation_of(run: Run) -> dict[str, Any]:
 
 
 def diagnosis_of(run: Run) -> list[dict[str, str]]:
-    """Symptoms of the step, in execution order."""
-    if run.loop is None or not run.loop.records:
+    """Every stage of the step with its figure, in execution order, symptoms with advice."""
+    if run.loop is None or run.job is None or run.device is None:
         return []
-    records = run.loop.records
-    counted = accounting.timed(records)
+    return [asdict(stage) for stage in stages(figures_of(run, run.job, run.loop))]
+
+
+def figures_of(run: Run, job: Job, loop: Loop) -> Figures:
+    """What the diagnosis is about."""
+    counted = accounting.timed(loop.records)
     steps = accounting.statistics([u.total for u in counted])
-    return [
-        {"stage": f.stage, "evidence": f.evidence, "advice": f.advice}
-        for f in findings(
-            shares=accounting.phase_shares(counted),
-            padding=accounting.padding_share(accounting.total_counts(records)),
-            skipped=sum(not u.applied for u in records),
-            spread=steps["spread"] if steps else None,
-        )
-    ]
+    total = sum(u.total for u in counted)
+    at_peak = run.account.at_peak if run.account else {}
+    seconds = accounting.phase_totals(counted)["optimizer"]
+    moved = accounting.rate(optimizer_bytes(job) * len(counted), seconds)
+    assert run.device is not None
+    return Figures(
+        shares=accounting.phase_shares(counted),
+        host_data_share=sum(u.host["data"] for u in counted) / total if total else None,
+        padding=accounting.padding_share(accounting.total_counts(loop.records)),
+        peak_bytes=memory_figures(run).get("peak_allocated_bytes"),
+        device_bytes=device_bytes(run.device),
+        largest_category=max(at_peak, key=lambda name: at_peak[name]) if at_peak else None,
+        peak_phase=run.account.peak_phase if run.account else None,
+        accum=run.config["accum"],
+        skipped=sum(not u.applied for u in loop.records),
+        spread=steps["spread"] if steps else None,
+        optimizer_bytes_per_s=moved,
+        bandwidth=peak_bytes_per_s(device_name(run.device)),
+    )
+
+
+def optimizer_bytes(job: Job) -> int:
+    """Bytes that one parameter update must move, see `accounting.optimizer_traffic`."""
+    state = job.training.optimizer.state
+    return accounting.optimizer_traffic(
+        parameters=sum(p.nbytes for p in job.training.parameters),
+        gradients=sum(p.nbytes for p in job.training.parameters),
+        moments=sum(
+            value.nbytes
+            for parameter in job.training.parameters
+            for value in state.get(parameter, {}).values()
+            if isinstance(value, torch.Tensor) and value.numel() == parameter.numel() > 1
+        ),
+    )

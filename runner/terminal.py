@@ -166,7 +166,11 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("loss", _loss_line(record)),
         ("updates", _update_line(record)),
         ("compile", _compile_line(record)),
-        *(("look next", f"{f['stage']}: {f['evidence']}; {f['advice']}") for f in record.diagnosis),
+        *(
+            ("look next", f"{f['stage']}: {f['symptom']}: {f['evidence']}; {f['advice']}")
+            for f in record.diagnosis
+            if f["symptom"]
+        ),
         ("run folder", str(folder)),
     )
     lines += [f"  {name:<11}{text}" for name, text in sections if text]

@@ -11,6 +11,7 @@ from runner.accounting import (
     divisors,
     marked,
     mfu,
+    optimizer_traffic,
     micro_sizes,
     padding_share,
     phase_shares,
@@ -139,6 +140,10 @@ def test_unigram_entropy_of_a_fair_and_a_biased_coin() -> None:
 
 def test_causal_pairs_of_two_documents() -> None:
     assert causal_pairs([3, 2]) == 6 + 3
+
+
+def test_adamw_in_fp32_moves_28_bytes_for_each_parameter() -> None:
+    assert optimizer_traffic(parameters=4, gradients=4, moments=8) == 28
 
 
 def test_mfu_is_absent_without_a_known_peak() -> None:

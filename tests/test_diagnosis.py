@@ -1,50 +1,102 @@
-"""Tests of runner/diagnosis.py: each symptom yields its own finding and no other."""
+"""Tests of runner/diagnosis.py: each row of table 7.1 is found by its own fault and no other."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from runner.diagnosis import findings
+from runner.diagnosis import Figures, stages, symptoms
 
-HEALTHY: dict[str, Any] = {
-    "shares": {"data": 0.02, "transfer": 0.01, "forward": 0.3, "backward": 0.6, "optimizer": 0.06},
-    "padding": 0.1,
-    "skipped": 0,
-    "spread": 0.03,
-}
+SHARES = {"data": 0.02, "transfer": 0.01, "forward": 0.3, "backward": 0.58, "optimizer": 0.08}
+HEALTHY = Figures(
+    shares={**SHARES, "other": 0.01},
+    host_data_share=0.05,
+    padding=0.1,
+    peak_bytes=10 * 2**30,
+    device_bytes=80 * 2**30,
+    largest_category="saved_activations",
+    peak_phase="backward",
+    accum=4,
+    spread=0.03,
+)
 
 
-def test_no_symptom_no_advice() -> None:
-    assert findings(**HEALTHY) == []
-    assert findings(shares={}, padding=None, skipped=0, spread=None) == []
+def test_every_stage_has_its_figure_in_execution_order_and_a_healthy_step_no_advice() -> None:
+    judged = stages(HEALTHY)
+    assert [stage.stage for stage in judged] == [
+        "batch preparation",
+        "transfer",
+        "memory",
+        "forward and backward",
+        "update",
+        "tail",
+        "accumulation",
+        "measurement",
+    ]
+    assert all(stage.figure for stage in judged)
+    assert not any(stage.advice or stage.evidence for stage in judged)
+    assert symptoms(judged) == []
+    assert judged[0].figure == "data exposed 2.0% of the step, host work 5.0%"
+    assert judged[2].figure == "peak 10.000 GiB in backward, mostly saved activations"
+
+
+def test_nothing_is_judged_without_a_timed_update() -> None:
+    assert stages(Figures()) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "stage", "figure"),
+    ("shares", "changes", "stage", "symptom", "figure"),
     [
-        ({"shares": {"data": 0.4}}, "batch preparation", "data is 40%"),
-        ({"shares": {"transfer": 0.2}}, "transfer", "20%"),
-        ({"padding": 0.5}, "forward and backward", "50% of the slots"),
-        ({"shares": {"optimizer": 0.3}}, "update", "optimizer is 30%"),
-        ({"shares": {"other": 0.05}}, "update", "other is 5.0%"),
-        ({"skipped": 3}, "update", "3 updates skipped"),
-        ({"spread": 0.3}, "measurement", "30%"),
+        ({"data": 0.4}, {}, "batch preparation", "device idle before forward", "40%"),
+        ({"transfer": 0.2}, {}, "transfer", "device idle before forward", "20%"),
+        (
+            {},
+            {"peak_bytes": 72 * 2**30},
+            "memory",
+            "peak memory rises through forward",
+            "90% of the device",
+        ),
+        (
+            {"forward": 0.1},
+            {},
+            "forward and backward",
+            "backward dominates step time",
+            "5.8 times",
+        ),
+        ({"optimizer": 0.4}, {}, "update", "update is unexpectedly expensive", "40%"),
+        ({"other": 0.2}, {}, "tail", "step ends with a long wait", "20.0%"),
+        ({}, {"padding": 0.5}, "forward and backward", "work on padding", "50%"),
+        ({}, {"skipped": 3}, "accumulation", "updates skipped", "3 updates"),
+        ({}, {"spread": 0.4}, "measurement", "step time is unstable", "40%"),
     ],
 )
-def test_a_symptom_has_its_stage_and_figure_and_brings_no_other(
-    change: dict[str, Any], stage: str, figure: str
+def test_a_planted_fault_yields_its_row_and_no_other(
+    shares: dict[str, float], changes: dict[str, float], stage: str, symptom: str, figure: str
 ) -> None:
-    (found,) = findings(**{**HEALTHY, **change})
-    assert found.stage == stage
+    faulty = replace(HEALTHY, shares={**HEALTHY.shares, **shares}, **changes)
+    (found,) = symptoms(stages(faulty))
+    assert (found.stage, found.symptom) == (stage, symptom)
     assert figure in found.evidence
     assert found.advice
 
 
-def test_findings_come_in_the_order_of_the_step() -> None:
-    shares = {"data": 0.3, "transfer": 0.3, "optimizer": 0.3}
-    found = findings(shares=shares, padding=0.5, skipped=1, spread=0.5)
-    stages = [f.stage for f in found]
-    order = ["batch preparation", "transfer", "forward and backward", "update", "update"]
-    assert stages == [*order, "measurement"]
+def test_a_full_device_whose_memory_is_not_activations_gets_no_activation_advice() -> None:
+    full = replace(HEALTHY, peak_bytes=79 * 2**30, largest_category="parameters")
+    assert symptoms(stages(full)) == []
+
+
+def test_unknown_figures_are_said_to_be_unknown() -> None:
+    unknown = replace(HEALTHY, peak_bytes=None, spread=None, padding=None)
+    figures = {stage.stage: stage.figure for stage in stages(unknown)}
+    assert figures["memory"] == "peak unknown"
+    assert figures["measurement"] == "spread unknown"
+
+
+def test_optimizer_traffic_stands_beside_its_share() -> None:
+    moved = replace(HEALTHY, optimizer_bytes_per_s=1.5e12, bandwidth=3e12)
+    figures = {stage.stage: stage.figure for stage in stages(moved)}
+    assert (
+        figures["update"]
+        == "optimizer 8.0% of the step, 1500.00 GB/s (50% of the device's bandwidth)"
+    )

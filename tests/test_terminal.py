@@ -46,7 +46,16 @@ WHOLE = record(
     },
     memory={"largest_live_object": "logits"},
     evaluation={"before": 5.0, "last": 2.0, "unigram_entropy": 3.2},
-    diagnosis=[{"stage": "update", "evidence": "1 updates skipped", "advice": "look"}],
+    diagnosis=[
+        {"stage": "tail", "figure": "f", "symptom": "", "evidence": "", "advice": ""},
+        {
+            "stage": "update",
+            "figure": "f",
+            "symptom": "skips",
+            "evidence": "1 skipped",
+            "advice": "look",
+        },
+    ],
 )
 
 
@@ -67,7 +76,7 @@ def test_the_summary_says_everything_at_a_glance() -> None:
     assert "train 2.5000 (last 7 updates)" in lines["loss"]
     assert "held-out 5.0000 -> 2.0000 nats" in lines["loss"]
     assert lines["updates"] == "7 applied of 8 attempted · 1 skipped"
-    assert lines["look next"] == "update: 1 updates skipped; look"
+    assert lines["look next"] == "update: skips: 1 skipped; look"
 
 
 def test_what_is_unknown_is_left_out_or_said_never_zero() -> None:

@@ -51,6 +51,32 @@ PEAKS: Mapping[str, Rates] = MappingProxyType(
 take a partition, a laptop or a cut-down variant for the full device)."""
 
 
+BANDWIDTHS: Mapping[str, float] = MappingProxyType(
+    {
+        # The same documents as above, memory bandwidth, in GB/s (10**9 bytes).
+        r"NVIDIA H100 80GB HBM3": 3350,
+        r"NVIDIA H100 PCIe": 2000,
+        r"NVIDIA H200": 4800,
+        r"(NVIDIA )?A100-(SXM4|PCIE)-40GB": 1555,
+        r"NVIDIA A100-SXM4-80GB": 2039,
+        r"NVIDIA A100 80GB PCIe": 1935,
+        r"NVIDIA L4": 300,
+        r"NVIDIA L40S": 864,
+        r"NVIDIA GeForce RTX 4090": 1008,
+        r"NVIDIA GeForce RTX 3090": 936,
+        r"NVIDIA B200": 7700,
+    }
+)
+
+
+def peak_bytes_per_s(device: str) -> float | None:
+    """Peak memory bandwidth of the named device in bytes/s; None if unknown."""
+    for pattern, rate in BANDWIDTHS.items():
+        if re.fullmatch(pattern, device):
+            return rate * 1e9
+    return None
+
+
 def peak_flops_per_s(device: str, compute: str) -> float | None:
     """Peak FLOP/s of the named device in a compute format such as `bf16`; None if unknown."""
     for pattern, rates in PEAKS.items():
