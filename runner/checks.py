@@ -40,7 +40,17 @@ GROUPS = (
 )
 SETUP_KEYS = ("precision", "memory", "accum", "batching", "compile", "process")
 """What is varied. `process` is here since an inline job is measured otherwise."""
-NEITHER = ("seed", "tracking", "cache", "allow", "device", "warmup", "quality", "checkpoint")
+NEITHER = (
+    "seed",
+    "tracking",
+    "cache",
+    "allow",
+    "device",
+    "warmup",
+    "quality",
+    "checkpoint",
+    "profile",
+)
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 

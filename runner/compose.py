@@ -28,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from runner.checks import check
+from runner.checks import NEITHER, check
 from runner.config import TARGET, Root, conf_dir, nearest
 from runner.contracts import Fault, UserError
 from runner.states import WEIGHTS
@@ -400,7 +400,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-QUIET = ("seed", "tracking", "hydra", "cache", "process", "device")
+QUIET = ("hydra", "process", *NEITHER)
 """Keys that say where and how often, not what: no part of a setup's name."""
 
 

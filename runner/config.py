@@ -73,6 +73,7 @@ class Root:
     seq_len: int = 128
     device: str = "auto"
     compile: str = "off"
+    profile: bool = False
     process: str = "fresh"
     cache: str = "~/.cache/fullstep"
     clip: float | None = 1.0

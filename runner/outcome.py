@@ -24,6 +24,7 @@ from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.records import RunRecord, dumps, finite, nonfinite, write_atomically
 from runner.states import STATE, place_of
+from runner.timeline import Timeline
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,6 +40,7 @@ class Run:
     account: MemoryAccount | None = None
     trained: Trained | None = None
     loop: Loop | None = None
+    timeline: Timeline | None = None
     compilations: Compilations = field(default_factory=Compilations)
     timings: dict[str, float] = field(default_factory=dict)
 
@@ -212,6 +214,8 @@ def evidence_of(run: Run) -> dict[str, Any]:
     note("optimizer_fused", bool(group.get("fused")), "read_back")
     waits = [] if job.training.skips_on_device else ["one flag after the last backward pass"]
     note("host_waits_per_update", waits, "declared")
+    if run.timeline is not None:
+        note("timeline", asdict(run.timeline), "observed")
     if compiles(run.config):
         counted = run.compilations
         counts = {"graphs": counted.graphs, "recompilations": counted.again}
@@ -295,6 +299,15 @@ def figures_of(run: Run, job: Job, loop: Loop) -> Figures:
         optimizer_bytes_per_s=moved,
         bandwidth=peak_bytes_per_s(device_name(run.device)),
     )
+
+
+def ridge_of(run: Run) -> float | None:
+    """Peak FLOP/s over peak bytes/s of the device in the recipe's format, or None."""
+    assert run.job is not None and run.device is not None
+    name = device_name(run.device)
+    flops = peak_flops_per_s(name, run.job.parts.precision.formats["compute"])
+    moved = peak_bytes_per_s(name)
+    return flops / moved if flops and moved else None
 
 
 def optimizer_bytes(job: Job) -> int:

@@ -166,6 +166,7 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("loss", _loss_line(record)),
         ("updates", _update_line(record)),
         ("compile", _compile_line(record)),
+        ("timeline", _timeline_line(record)),
         *(
             ("look next", f"{f['stage']}: {f['symptom']}: {f['evidence']}; {f['advice']}")
             for f in record.diagnosis
@@ -255,6 +256,17 @@ def _compile_line(record: RunRecord) -> str:
     return (
         f"{found['graphs']} graphs, of them {found['recompilations']} recompilations, in "
         f"{human_seconds(found['seconds'])}; not in step time"
+    )
+
+
+def _timeline_line(record: RunRecord) -> str:
+    found = record.evidence.get("timeline", {}).get("value")
+    if not found:
+        return ""
+    return (
+        f"device busy {found['busy_share']:.0%} · idle before the first kernel "
+        f"{human_seconds(found['idle_before_first_s'])} · gaps {found['gap_share']:.0%} · tail "
+        f"{human_seconds(found['tail_s'])} · trace in artifacts/ (over 2 untimed, profiled updates)"
     )
 
 

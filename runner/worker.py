@@ -27,7 +27,8 @@ from runner.journal import Journal
 from runner.loop import Diverged, Loop, Stopped
 from runner.measure.clock import clock_for
 from runner.measure.probe import probe
-from runner.outcome import Run, record_of
+from runner.measure.profiling import UPDATES, record_timeline
+from runner.outcome import Run, record_of, ridge_of
 from runner.precision.controls import set_controls
 from runner.records import JOURNAL
 from runner.states import read_ticket
@@ -103,6 +104,10 @@ def _train(run: Run, stop: Callable[[], bool]) -> None:
     against = run.trained.contradiction or run.trained.dispatched.contradiction(compute)
     if against:
         raise Contradiction(f"evidence: {against}")
+    if config["profile"]:
+        draws = [next(job.feed.draws(start)) for start in range(UPDATES)]
+        artifacts = run.folder / "artifacts"
+        run.timeline = record_timeline(job.training, draws, artifacts, ridge=ridge_of(run))
     journal = Journal(run.folder / JOURNAL)
     try:
         run.loop = Loop(
