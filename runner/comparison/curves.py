@@ -100,6 +100,24 @@ def held_out_curve(setup: Setup, *, timed: bool) -> Curve | None:
     return _band([held_out(run) for run in runs], clocks)
 
 
+def gap_curve(base: Setup, setup: Setup) -> Curve | None:
+    """Smoothed training loss minus the baseline's of the same seed, over shared seeds."""
+    gaps = []
+    for own, other in finished_pairs(base, setup):
+        curves = smoothed(own), smoothed(other)
+        shared = sorted(curves[0].keys() & curves[1].keys())
+        gaps.append({u: curves[0][u] - curves[1][u] for u in shared})
+    return _band(gaps, [])
+
+
+def finished_pairs(base: Setup, setup: Setup) -> list[tuple[ComparedRun, ComparedRun]]:
+    """(run, baseline's run) of every seed that ended ok on both sides and has updates."""
+    pairs = [(run, base.runs[seed]) for seed, run in setup.runs.items() if seed in base.runs]
+    return [
+        pair for pair in pairs if all(run.record.status == "ok" and run.updates for run in pair)
+    ]
+
+
 # --- equality ---------------------------------------------------------------------------------
 
 
@@ -129,20 +147,21 @@ def reach(base: Setup, setup: Setup) -> Reach | None:
     loss of the same seed (both saw the same examples). The two are never mixed: training and
     held-out loss are different quantities. The first point at or under the loss counts.
     """
-    seeds = [
-        seed
-        for seed, run in setup.runs.items()
-        if run.record.status == "ok" and seed in base.runs and base.runs[seed].record.status == "ok"
-    ]
-    pairs = [(base.runs[seed], setup.runs[seed]) for seed in seeds]
-    pairs = [(b, r) for b, r in pairs if b.updates and r.updates]
+    pairs = finished_pairs(base, setup)
     if not pairs:
         return None
     enough = all(len(r.evaluations) >= ENOUGH_EVALUATIONS for pair in pairs for r in pair)
     curve = held_out if enough else smoothed
-    targets = [list(curve(b).values())[-1] for b, _ in pairs]
-    own = [_first_under(r, curve(r), t) for (_, r), t in zip(pairs, targets, strict=True)]
-    theirs = [_first_under(b, curve(b), t) for (b, _), t in zip(pairs, targets, strict=True)]
+    curves = [(curve(run), curve(other)) for run, other in pairs]
+    targets = [list(other.values())[-1] for _, other in curves]
+    own = [
+        _first_under(run, found, target)
+        for (run, _), (found, _), target in zip(pairs, curves, targets, strict=True)
+    ]
+    theirs = [
+        _first_under(other, found, target)
+        for (_, other), (_, found), target in zip(pairs, curves, targets, strict=True)
+    ]
     found = [seconds for seconds in own if seconds is not None]
     known = [seconds for seconds in theirs if seconds is not None]
     return Reach(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from runner.comparison.curves import reach
+from runner.comparison.curves import gap_curve, reach
 from runner.comparison.notes import device_of, notes_of, workload_of
 from runner.comparison.quality import contrast
 from runner.comparison.ratios import JUDGED, with_ratios
@@ -49,7 +49,7 @@ def compare(
     main = [_contrast(base, s, rule, known) for s in setups if s is not base]
     more = [contrast(other, s, rule) for other, s in neighbours(setups, known, base)]
     by_name = {s.name: s for s in setups}
-    judged = [_with_reach(c, by_name) for c in with_ratios([*main, *more], by_name, rule)]
+    judged = [_with_curves(c, by_name) for c in with_ratios([*main, *more], by_name, rule)]
     return Comparison(
         baseline=base.name if base else None,
         quality=rule,
@@ -72,7 +72,10 @@ def _contrast(
     return Contrast(baseline=firsts, setup=setup.name, verdict=verdict)
 
 
-def _with_reach(found: Contrast, setups: Mapping[str, Setup]) -> Contrast:
-    if found.verdict.word not in JUDGED or is_emulated(setups[found.setup]):
+def _with_curves(found: Contrast, setups: Mapping[str, Setup]) -> Contrast:
+    """The contrast with its curve of differences and, where it has times, the time to a loss."""
+    if found.verdict.word not in JUDGED:
         return found
-    return replace(found, reach=reach(setups[found.baseline], setups[found.setup]))
+    base, setup = setups[found.baseline], setups[found.setup]
+    timed = not is_emulated(setup) and not is_emulated(base)
+    return replace(found, gap=gap_curve(base, setup), reach=reach(base, setup) if timed else None)

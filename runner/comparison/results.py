@@ -91,6 +91,7 @@ class Contrast:
 
     difference: held-out loss, setup minus baseline, paired by seed (nats per token).
     values: the differences by seed. ratios: by name in METRICS; absent where there is none.
+    gap: smoothed training loss, setup minus baseline, paired by seed.
     """
 
     baseline: str
@@ -100,6 +101,7 @@ class Contrast:
     values: Mapping[int, float] = field(default_factory=dict)
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
     reach: Reach | None = None
+    gap: Curve | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def reach_table(comparison: Comparison) -> Table:
 
 
 def pair_table(comparison: Comparison) -> Table:
-    """Further pairs that differ in one key; a ratio without a word is not distinguishable from 1."""
+    """Further pairs that differ in one key; no word at a ratio: not distinguishable from 1."""
     header = ["one key changed", "quality", "difference, nats", "step time", "useful", "peak"]
     rows = []
     for pair in comparison.pairs:

@@ -11,7 +11,7 @@ from runner.terminal import human_bytes, human_seconds
 NONE = "–"
 OUTCOMES = {
     "win": "win",
-    "better": "better, but no win: quality not passed",
+    "better": "no win: quality not passed",
     "worse": "worse",
     "not distinguishable": "not distinguishable",
     "one seed": "one seed, no interval",
@@ -44,14 +44,14 @@ def ratio(found: Ratio | None) -> str:
         return NONE
     if found.low is None or found.high is None:
         return f"{_times(found.value)}×"
+    if found.low == found.high:
+        return f"{_times(found.value)}× (no spread)"
     return f"{_times(found.value)}× ({_times(found.low)}–{_times(found.high)})"
 
 
 def _times(value: float) -> str:
-    """Three figures; close to 1, as many decimals as tell it from 1."""
-    if value == 1 or abs(value - 1) >= 0.0005:
-        return f"{value:.3g}" if value >= 10 or value < 0.1 else f"{value:.3f}"
-    return f"{value:.1e}" if value == 0 else f"1{value - 1:+.0e}"
+    """Three decimals, or three figures where that is more."""
+    return f"{value:.3g}" if value >= 10 or value < 0.1 else f"{value:.3f}"
 
 
 def difference(contrast: Contrast | None) -> str:
