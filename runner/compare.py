@@ -5,6 +5,7 @@ Runs come from the tracking store (a sweep, runs by id, a whole experiment) or f
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,6 +117,8 @@ def main(words: Sequence[str]) -> int:
         print(USAGE)
         return 0
     try:
+        # A million live objects: collecting cycles among them costs a fifth of the time.
+        gc.disable()
         options = parse(words)
         rule = rule_of(options)
         runs = runs_of(options, Path.cwd())

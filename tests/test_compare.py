@@ -649,6 +649,26 @@ def test_a_training_curve_weighs_losses_by_useful_tokens_and_bands_over_seeds() 
     assert curve.seconds[0] == pytest.approx(2.0)
 
 
+def test_a_lost_loss_breaks_only_the_windows_that_hold_it() -> None:
+    journal = [update(n, loss=math.nan if n == 5 else 2.0) for n in range(1, 31)]
+    curve = compare([run("precision=fp32", 0, journal=journal)]).setups[0].train
+    assert curve is not None
+    # Windows of 20 end at updates 20 to 30; those up to 24 hold update 5.
+    assert list(curve.update) == list(range(20, 31))
+    assert list(curve.mean) == [None] * 5 + [2.0] * 6
+
+
+def test_the_distance_from_the_baseline_is_paired_by_seed() -> None:
+    runs = [
+        run(f"precision={name}", seed, journal=[update(1, loss=seed + shift)], config=config)
+        for name, config, shift in (("fp32", {}, 1.0), ("bf16", BF16, 1.25))
+        for seed in (0, 1)
+    ]
+    gap = only(compare(runs)).gap
+    assert gap is not None
+    assert (list(gap.mean), list(gap.low), list(gap.high)) == ([0.25], [0.25], [0.25])
+
+
 def test_the_whole_comparison_is_json() -> None:
     found = json.loads(dumps(asdict(compare(grid()))))
     assert found["schema_version"] == 1

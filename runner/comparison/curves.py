@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from statistics import fmean, median
 
-from runner.accounting import TRAIN_LOSS_WINDOW
 from runner.comparison.results import Curve, Reach
 from runner.comparison.runs import ComparedRun, Setup
-from runner.records import UpdateRecord, finite
+from runner.records import finite
 
 POINTS = 160
 """Points of a curve in a report; each is a window mean, so that none is left out."""
@@ -17,42 +15,6 @@ SAME = 1e-4
 """Largest difference of the losses of one update (nats) that `same` numerics may show."""
 ENOUGH_EVALUATIONS = 4
 """Held-out losses, the one before training included, from which they serve as a curve."""
-
-
-def applied_of(run: ComparedRun) -> list[UpdateRecord]:
-    """Applied updates with a loss, in order."""
-    return [u for u in run.updates if u.applied and u.loss is not None]
-
-
-def seconds_by_update(run: ComparedRun) -> dict[int, float]:
-    """Seconds since training began when each applied update was done.
-
-    Everything counts that passed between: warm-up, compilation, skipped attempts, evaluations
-    where the step's clock holds them.
-    """
-    elapsed = accumulate(u.total for u in run.updates)
-    return {u.update: t for u, t in zip(run.updates, elapsed, strict=True) if u.applied}
-
-
-def smoothed(run: ComparedRun) -> dict[int, float]:
-    """Training loss over the last TRAIN_LOSS_WINDOW applied updates, weighted by useful tokens.
-
-    Starts where the first window is full (a run shorter than it: at its last update).
-    """
-    updates = [u for u in applied_of(run) if u.tokens.useful]
-    sums = [0.0, *accumulate((u.loss or 0.0) * u.tokens.useful for u in updates)]
-    counts = [0, *accumulate(u.tokens.useful for u in updates)]
-    size = min(TRAIN_LOSS_WINDOW, len(updates))
-    return {
-        updates[end - 1].update: (sums[end] - sums[end - size]) / (counts[end] - counts[end - size])
-        for end in range(size, len(updates) + 1)
-        if size
-    }
-
-
-def held_out(run: ComparedRun) -> dict[int, float]:
-    """Held-out loss by update, where it was measured."""
-    return {e.update: e.eval_loss for e in run.evaluations}
 
 
 # --- mean curves ------------------------------------------------------------------------------
@@ -89,22 +51,22 @@ def train_curve(setup: Setup, *, timed: bool) -> Curve | None:
     """Smoothed training loss of the runs that ended ok, or of all when none did."""
     runs = setup.with_status("ok") or list(setup.runs.values())
     runs = [run for run in runs if run.updates]
-    clocks = [seconds_by_update(run) for run in runs] if timed else []
-    return _band([smoothed(run) for run in runs], clocks)
+    clocks = [run.clock for run in runs] if timed else []
+    return _band([run.smoothed for run in runs], clocks)
 
 
 def held_out_curve(setup: Setup, *, timed: bool) -> Curve | None:
     """Held-out loss of the runs that ended ok."""
     runs = [run for run in setup.with_status("ok") if run.evaluations]
-    clocks = [seconds_by_update(run) for run in runs] if timed else []
-    return _band([held_out(run) for run in runs], clocks)
+    clocks = [run.clock for run in runs] if timed else []
+    return _band([run.held_out for run in runs], clocks)
 
 
 def gap_curve(base: Setup, setup: Setup) -> Curve | None:
     """Smoothed training loss minus the baseline's of the same seed, over shared seeds."""
     gaps = []
     for own, other in finished_pairs(base, setup):
-        curves = smoothed(own), smoothed(other)
+        curves = own.smoothed, other.smoothed
         shared = sorted(curves[0].keys() & curves[1].keys())
         gaps.append({u: curves[0][u] - curves[1][u] for u in shared})
     return _band(gaps, [])
@@ -127,7 +89,7 @@ def largest_gap(base: ComparedRun, run: ComparedRun) -> tuple[float, int]:
     A loss that only one of them has, or that is not finite, is an infinite difference; so is
     having no losses at all.
     """
-    curves = [{u.update: u.loss for u in applied_of(r)} for r in (base, run)]
+    curves = [{u.update: u.loss for u in r.applied} for r in (base, run)]
     gaps = []
     for update in sorted(curves[0].keys() | curves[1].keys()):
         first, second = (finite(curve.get(update)) for curve in curves)
@@ -151,8 +113,8 @@ def reach(base: Setup, setup: Setup) -> Reach | None:
     if not pairs:
         return None
     enough = all(len(r.evaluations) >= ENOUGH_EVALUATIONS for pair in pairs for r in pair)
-    curve = held_out if enough else smoothed
-    curves = [(curve(run), curve(other)) for run, other in pairs]
+    name = "held_out" if enough else "smoothed"
+    curves = [(getattr(run, name), getattr(other, name)) for run, other in pairs]
     targets = [list(other.values())[-1] for _, other in curves]
     own = [
         _first_under(run, found, target)
@@ -174,5 +136,5 @@ def reach(base: Setup, setup: Setup) -> Reach | None:
 
 
 def _first_under(run: ComparedRun, curve: dict[int, float], target: float) -> float | None:
-    clock = seconds_by_update(run)
+    clock = run.clock
     return next((clock.get(u, 0.0) for u, loss in curve.items() if loss <= target), None)

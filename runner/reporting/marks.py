@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from runner.comparison.results import Comparison, SetupRow
 from runner.reporting.canvas import SETUPS, SOFT
 
+MOST = 24
+"""Setups in a plot; the table has all of them."""
 LONGEST = 34
 """Characters of a name in a plot; the table has all of it."""
 
@@ -28,7 +30,18 @@ class Mark:
 
 
 def marks(comparison: Comparison) -> list[Mark]:
-    """Every setup's mark, in the order of the comparison; the baseline is grey."""
+    """The marks of the setups that plots show, in their order; the baseline is grey.
+
+    Of more than MOST setups, plots show the baseline and the first others.
+    """
+    every = all_marks(comparison)
+    first = [mark for mark in every if mark.row.name != comparison.baseline]
+    shown = {mark.row.name for mark in first[: MOST - 1]} | {comparison.baseline}
+    return [mark for mark in every if mark.row.name in shown]
+
+
+def all_marks(comparison: Comparison) -> list[Mark]:
+    """Every setup's mark, in the order of the comparison."""
     others = [row.name for row in comparison.setups if row.name != comparison.baseline]
     found = []
     for row in comparison.setups:

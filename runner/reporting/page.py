@@ -9,7 +9,7 @@ from html import escape
 from runner.comparison.results import Comparison, Contrast, Ratio, SetupRow, Verdict
 from runner.records import PHASES
 from runner.reporting import canvas, cost_plots, loss_plots, wording
-from runner.reporting.marks import marks
+from runner.reporting.marks import MOST, all_marks, marks
 from runner.reporting.tables import pair_table, reach_table, stands_with
 from runner.reporting.theme import STYLE
 
@@ -101,7 +101,7 @@ def _table(comparison: Comparison) -> str:
         "skipped",
     )
     head = "".join(f"<th>{name}</th>" for name in header)
-    colours = {mark.row.name: mark.colour for mark in marks(comparison)}
+    colours = {mark.row.name: mark.colour for mark in all_marks(comparison)}
     body = "".join(_row(comparison, row, colours[row.name]) for row in comparison.setups)
     under = stands_with(comparison)
     return (
@@ -197,7 +197,9 @@ def _plots(comparison: Comparison) -> str:
         f'<div class="column">{"".join(_figure(comparison, plot) for plot in side)}</div>'
         for side in sides
     )
-    return f'<div class="grid">{columns}</div>'
+    count = len(comparison.setups)
+    note = f"Plots show {MOST} of {count} setups; the table has all." if count > MOST else ""
+    return f'<p class="stands">{note}</p><div class="grid">{columns}</div>'
 
 
 def _figure(comparison: Comparison, plot: Plot) -> str:
