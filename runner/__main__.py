@@ -6,14 +6,11 @@ or written, or the single job cannot run on this device; 130 or 143 interrupted.
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from runner.compose import CONFIG, Command, command_of, parser, start_hydra
 from runner.config import build
 from runner.contracts import Fault, UserError
 from runner.launch import Result, Session, run_job, start_worker
-from runner.records import write_atomically
+from runner.sweeps import run_sweep
 from runner.terminal import print_faults
 
 INSPECTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
@@ -111,20 +108,20 @@ def _run_tracked(command: Command, session: Session) -> int:
     handlers = {n: signal.signal(n, session.interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         if command.multirun:
-            return _run_sweep(command, session)
-        result = _run_hydra(command, session)[0]
-        return exit_code([result], session)
+            run_sweep(command, session, partial(_run_hydra, command, session))
+        else:
+            _run_hydra(command, session)
+        return exit_code(session.results, session)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def _run_hydra(command: Command, session: Session) -> list[Result]:
-    """Let Hydra run the jobs; every planned job has a result afterwards."""
+def _run_hydra(command: Command, session: Session) -> None:
+    """Let Hydra run the jobs; every planned job has a result in the session afterwards."""
     task = partial(_task, command, session)
     run = command.hydra.multirun if command.multirun else command.hydra.run
     run(config_name=command.config_name, task_function=task, overrides=command.overrides)
-    return session.results
 
 
 def _task(command: Command, session: Session, config: Any) -> str:
@@ -138,93 +135,14 @@ def _task(command: Command, session: Session, config: Any) -> str:
     return result.status
 
 
-# --- sweeps -----------------------------------------------------------------------------------
-
-
-def _run_sweep(command: Command, session: Session) -> int:
-    folder = command.folder
-    session.sweep_id = f"{folder.parent.name}_{folder.name}"
-    name = " ".join(f"{key}={','.join(values)}" for key, values in command.axes.items())
-    tags = {"setup": f"sweep {name}" if name else "sweep", "command": shlex.join(session.command)}
-    session.parent = _start_parent(session, tags)
-    status = "error"
-    try:
-        _run_hydra(command, session)
-        lines = sweep_lines(session.results, len(command.jobs))
-        print("\n".join(lines))
-        status = sweep_status(session)
-    finally:
-        with suppress(OSError):
-            _close_parent(session, folder, status)
-    return exit_code(session.results, session)
-
-
-def _start_parent(session: Session, tags: dict[str, str]) -> str | None:
-    """The sweep's parent run; a store that fails here stops the command before any job."""
-    try:
-        parent: str | None = session.store.start_parent(
-            sweep_id=session.sweep_id, name=tags["setup"], tags=tags
-        )
-    except Exception as error:
-        raise UserError(
-            Fault(
-                key="tracking.uri",
-                given=f"a store that does not take the sweep's parent run ({error})",
-                allowed="a store that can be written to",
-                next_step="check the store, or type tracking=off",
-            )
-        ) from error
-    return parent
-
-
-def _close_parent(session: Session, folder: Path, status: str) -> None:
-    listing = folder / "jobs.json"
-    jobs = [
-        {
-            "setup": result.plan.setup,
-            "overrides": list(result.plan.overrides),
-            "seed": result.plan.config["seed"],
-            "status": result.status,
-            "message": result.message,
-            "folder": str(result.plan.folder),
-            "run_id": result.run_id,
-        }
-        for result in session.results
-    ]
-    write_atomically(listing, json.dumps(jobs, indent=1))
-    note = "\n".join(f"- {line}" for line in sweep_lines(session.results, session.jobs))
-    done = session.store.finish_parent(
-        session.parent, status=status, tags={"mlflow.note.content": note}, artifacts=[listing]
-    )
-    if not done:
-        print("tracking: the sweep's parent run could not be closed", file=sys.stderr)
-
-
-def sweep_lines(results: Sequence[Result], jobs: int) -> list[str]:
-    """Counts, then every job that did not end ok with its overrides and reason."""
-    good = sum(result.status == "ok" for result in results)
-    lines = [f"sweep: {good} of {jobs} jobs ok"]
-    for result in results:
-        if result.status != "ok":
-            overrides = " ".join(result.plan.overrides)
-            lines.append(f"{result.status}: {overrides} — {result.message}")
-    return lines
-
-
-def sweep_status(session: Session) -> str:
-    """The parent's status: killed if interrupted, ok if every job is, else error."""
-    if session.interrupted is not None:
-        return "killed"
-    return "ok" if all(result.status == "ok" for result in session.results) else "error"
-
-
 def exit_code(results: Sequence[Result], session: Session) -> int:
     """The command's exit code, see the module."""
     if session.interrupted is not None:
         return 128 + session.interrupted
     if [result.status for result in results] == ["unsupported"] and session.jobs == 1:
         return 2
-    return 0 if all(result.status == "ok" for result in results) else 1
+    complete = len(results) == session.jobs and not session.comparison_failed
+    return 0 if complete and all(result.status == "ok" for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from importlib.metadata import version
+from platform import python_version
 from typing import Any
 
 from runner.accounting import divisors
@@ -50,6 +52,7 @@ NEITHER = (
     "quality",
     "checkpoint",
     "profile",
+    "skip_finished",
 )
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -273,6 +276,16 @@ def setup_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def workload_id(config: Mapping[str, Any], corpus_fingerprint: str) -> str:
     """Digest of everything that two comparable runs share: 12 hex digits."""
     return _digest({"config": workload_of(config), "corpus": corpus_fingerprint})
+
+
+def job_id(config: Mapping[str, Any]) -> str:
+    """Digest of everything that makes two jobs the same job, seed, program and Python included.
+
+    The corpus is named by its part and options here, since it is not read yet: another Python has
+    another standard library, and is another job.
+    """
+    work = {"workload": workload_of(config), "setup": setup_of(config), "seed": config["seed"]}
+    return _digest({**work, "fullstep": version("fullstep"), "python": python_version()})
 
 
 def setup_id(config: Mapping[str, Any]) -> str:

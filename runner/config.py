@@ -74,6 +74,7 @@ class Root:
     device: str = "auto"
     compile: str = "off"
     profile: bool = False
+    skip_finished: bool = False
     process: str = "fresh"
     cache: str = "~/.cache/fullstep"
     clip: float | None = 1.0

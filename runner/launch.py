@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from runner.checks import setup_id
+from runner.checks import job_id, setup_id
 from runner.compose import Plan
 from runner.forwarding.state import RunSpec
 from runner.records import JOURNAL, RunRecord, write_atomically
@@ -63,6 +63,7 @@ class Session:
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     jobs: int = 1
     interrupted: int | None = None
+    comparison_failed: bool = False
     spare: subprocess.Popen[str] | None = None
     results: list[Result] = field(default_factory=list)
 
@@ -100,6 +101,9 @@ def run_job(plan: Plan, session: Session) -> Result:
         claim(folder, plan, session)
     except FileExistsError:
         return Result(plan=plan, status="error", message=f"{folder} already holds a run")
+    earlier = finished_earlier(plan, session, folder)
+    if earlier is not None:
+        return earlier
     progress = Progress(session.out, plan=plan, jobs=session.jobs, folder=folder)
     tracked = Tracked(plan, session, folder)
     if plan.config["process"] == "inline":
@@ -118,6 +122,28 @@ def run_job(plan: Plan, session: Session) -> Result:
         message=record.message,
         record=record,
         run_id=tracked.run_id,
+    )
+
+
+def finished_earlier(plan: Plan, session: Session, folder: Path) -> Result | None:
+    """The result of an identical job that ended ok before, if it is asked for and there is one."""
+    if not plan.config["skip_finished"]:
+        return None
+    run_id = session.store.take_finished(job_id(plan.config), folder)
+    if run_id is None:
+        return None
+    words = (
+        f"{plan.setup} seed={plan.config['seed']}: finished before as run {run_id}; not repeated"
+    )
+    print(words, file=session.out, flush=True)
+    record = RunRecord.read(folder)
+    assert record is not None
+    return Result(
+        plan=plan,
+        status=record.status,
+        message=f"finished before as run {run_id}",
+        record=record,
+        run_id=run_id,
     )
 
 
@@ -168,6 +194,7 @@ class Tracked:
             micro_batch=config["batch"] // config["accum"],
             sweep_id=self._session.sweep_id,
             parent=self._session.parent,
+            job_id=job_id(config),
         )
         self._follower = self._session.store.follow(self._folder, spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -414,3 +415,37 @@ def test_a_killed_launcher_takes_its_worker_along_and_the_next_start_ends_its_ru
     assert done.returncode == 0
     assert "tracking: ended the run" in done.stdout
     assert [r.info.status for r in stored(launch)] == ["KILLED", "FINISHED"]
+
+
+def test_finished_jobs_are_not_repeated_and_new_seeds_extend_the_comparison(
+    launch: Path, corpora: Path
+) -> None:
+    words = ("-m", *TINY, "accum=1,2", "skip_finished=true")
+    assert run(launch, corpora, *words, "seed=0").returncode == 0
+    done = run(launch, corpora, *words, "seed=0,1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("finished before as run") == 2
+    jobs = [r for r in stored(launch) if "sweep_parent" not in r.data.tags]
+    seeds = sorted((r.data.params["accum"], r.data.params["seed"]) for r in jobs)
+    assert seeds == [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
+    newest = max(launch.glob("runs/*/*/comparison.json"), key=lambda path: path.stat().st_mtime)
+    setups = json.loads(newest.read_text())["setups"]
+    assert [len(setup["runs"]) for setup in setups] == [2, 2]
+    repeated = run(launch, corpora, *words, "seed=0", "optimizer.lr=1e-3")
+    assert "finished before" not in repeated.stdout
+
+
+def test_a_sweep_ends_with_its_comparison_on_the_parent(launch: Path, corpora: Path) -> None:
+    words = ("-m", *TINY, "updates=8", "precision=fp32,bf16", "seed=0,1,2")
+    done = run(launch, corpora, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "comparison against precision=fp32" in done.stdout
+    parent, children = parent_and_children(launch)
+    client = client_of(launch)
+    names = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
+    files = {"comparison.md", "comparison.csv", "comparison.json", "report.html"}
+    assert names >= {*files, "jobs.json"}
+    qualities = {r.data.params["precision._target_"]: r.data.tags["quality"] for r in children}
+    assert set(qualities.values()) <= {"baseline", "passed", "unknown", "failed"}
+    assert qualities["runner.precision.fp32.Fp32"] == "baseline"
+    assert qualities["runner.precision.autocast.Autocast"] != "baseline"

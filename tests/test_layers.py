@@ -33,6 +33,9 @@ RANKS = {
     "runner.checks": 4,
     "runner.readback": 5,
     "runner.comparison": 6,
+    "runner.reporting": 7,
+    "runner.report": 8,
+    "runner.compare": 9,
     "runner.comparison": 5,
     "runner.report": 6,
     "runner.reporting": 6,
@@ -61,7 +64,8 @@ RANKS = {
     "runner.terminal": 6,
     "runner.launch": 11,
     "runner.sync": 11,
-    "runner.__main__": 12,
+    "runner.sweeps": 12,
+    "runner.__main__": 13,
 }
 """A module may import modules of its own rank or below, never above."""
 

@@ -53,6 +53,9 @@ class Client(Protocol):
     def delete_tag(self, run_id: str, key: str) -> None:
         """Remove a tag that is there."""
 
+    def download(self, run_id: str, folder: Path) -> None:
+        """Fetch record and journal, where they are, into `folder`."""
+
     def upload(self, run_id: str, path: Path) -> None:
         """Put a file, or everything in a folder, at the top of the artifacts."""
 

@@ -53,6 +53,7 @@ def tags_of(spec: RunSpec) -> dict[str, str]:
         "workload_id": spec.workload_id,
         "setup_id": spec.setup_id,
         "emulated": str(spec.emulated).lower(),
+        "job_id": spec.job_id,
     }
     if spec.sweep_id is not None:
         tags["sweep_id"] = spec.sweep_id

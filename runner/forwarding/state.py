@@ -26,6 +26,7 @@ class RunSpec:
         Also the run's name.
     parent: run id of the sweep's parent run, or None.
     config: resolved, nested, of plain containers and scalars. global_batch, micro_batch: examples.
+    job_id: digest of everything that makes two jobs the same job, seed included.
     emulated: whether times describe an emulation and are therefore not logged.
     """
 
@@ -38,6 +39,7 @@ class RunSpec:
     emulated: bool = False
     sweep_id: str | None = None
     parent: str | None = None
+    job_id: str = ""
 
     def __post_init__(self) -> None:
         if not self.setup:

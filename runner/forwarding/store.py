@@ -152,6 +152,22 @@ class Store:
             ended = TERMINAL.get(status, "FAILED")
             self._call(lambda client, _: client.end(run_id, ended, ended_ms(folder)))
 
+    def take_finished(self, job_id: str, folder: Path) -> str | None:
+        """Fetch record and journal of the newest run of this job that ended ok into `folder`.
+
+        Returns its run id, or None where there is none.
+        """
+        condition = f"tags.job_id = '{job_id}' and attributes.status = 'FINISHED'"
+
+        def take(client: Client, experiment_id: str) -> str | None:
+            for run in client.search(experiment_id, condition):
+                client.download(run.run_id, folder)
+                if RunRecord.read(folder) is not None:
+                    return run.run_id
+            return None
+
+        return self._call(take)
+
     def tag(self, run_id: str | None, tags: Mapping[str, str]) -> bool:
         """Set tags of a run, for example its quality after a comparison; whether that worked."""
         return self._tried(run_id, lambda client, known: client.log(known, (), tags))

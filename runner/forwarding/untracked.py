@@ -26,6 +26,10 @@ class NoStore:
         """Nothing to check, nothing to say."""
         return ()
 
+    def take_finished(self, job_id: str, folder: Path) -> str | None:
+        """None: nothing was kept."""
+        return None
+
     def follow(self, folder: Path, spec: RunSpec) -> NoFollower:
         """A follower that does nothing."""
         return NoFollower()
