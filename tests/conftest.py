@@ -29,3 +29,15 @@ def launch(template: Path, tmp_path: Path) -> Path:
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of tokenized corpora that all tests of a session share."""
     return tmp_path_factory.getbasetemp() / "corpora"
+
+
+@pytest.fixture(scope="session")
+def sweep(template: Path, corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A launch folder in which a sweep of two tiny jobs, FP32 and FP16, has run."""
+    from tests.test_cli import TINY, run
+
+    launch = tmp_path_factory.mktemp("sweep")
+    shutil.copy(template, launch / "mlflow.db")
+    done = run(launch, corpora, "-m", *TINY, "precision=fp32,fp16", "seed=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return launch
