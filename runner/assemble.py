@@ -98,6 +98,9 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
     initial = load_weights(model, Path(init)) if init else None
     model = parts.precision.prepare(model)
     for lever in parts.levers.values():
+        refused = lever.refusal(parts.model.describe(), parts.precision, device)
+        if refused:
+            raise Unsupported(refused)
         lever.apply(model)
     model.to(device).train()
     feed = Feed(

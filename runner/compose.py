@@ -108,9 +108,12 @@ def command_of(args: argparse.Namespace, launch: Path) -> Command:
     overrides = parse(hydra, args.overrides)
     multirun = bool(args.multirun) or hydra_mode(overrides) == "MULTIRUN"
     _refuse_sweep_without_flag(overrides, multirun)
-    overrides = seeds_first(overrides)
+    mode = RunMode.MULTIRUN if multirun else RunMode.RUN
+    named = compose(hydra, name, [str(o.input_line) for o in overrides], mode)
+    typed = with_params(hydra, named, overrides, multirun)
+    overrides = seeds_first(typed)
     texts = [str(override.input_line) for override in overrides]
-    master = compose(hydra, name, texts, RunMode.MULTIRUN if multirun else RunMode.RUN)
+    master = compose(hydra, name, texts, mode)
     axes = {str(o.key_or_group): swept_values(o) for o in overrides if o.is_sweep_override()}
     if multirun:
         jobs = _sweep_jobs(hydra, name, master, texts, axes)
@@ -124,7 +127,6 @@ def command_of(args: argparse.Namespace, launch: Path) -> Command:
         faults.extend((plan, fault) for fault in check(plan.config))
     if faults:
         raise UserError(*_merged(faults, len(plans)))
-    typed = [o.key_or_group for o in parse(hydra, args.overrides) if o.is_sweep_override()]
     return Command(
         hydra=hydra,
         config_name=name,
@@ -132,7 +134,7 @@ def command_of(args: argparse.Namespace, launch: Path) -> Command:
         multirun=multirun,
         jobs=plans,
         folder=(launch / folder).resolve(),
-        axes={str(key): axes[str(key)] for key in typed},
+        axes={str(o.key_or_group): swept_values(o) for o in typed if o.is_sweep_override()},
     )
 
 
@@ -171,6 +173,31 @@ def parse(hydra: Hydra, texts: Sequence[str]) -> list[Override]:
 def _last_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip() and "See http" not in line]
     return lines[0].strip() if lines else type(error).__name__
+
+
+NO_PARAMS = "hydra.sweeper.params=null"
+
+
+def with_params(
+    hydra: Hydra, config: DictConfig, typed: Sequence[Override], multirun: bool
+) -> list[Override]:
+    """The overrides of a named experiment (`hydra.sweeper.params`), then the typed ones, which
+    win; Hydra's sweeper is told of none, so that every sweep is expanded in one way."""
+    params = OmegaConf.select(config, "hydra.sweeper.params")
+    if not params:
+        return list(typed)
+    if not multirun:
+        raise UserError(
+            Fault(
+                key="experiment",
+                given="a sweep",
+                allowed="one job, or a sweep with -m",
+                next_step="add -m",
+            )
+        )
+    keys = {override.key_or_group for override in typed}
+    added = parse(hydra, [f"{key}={value}" for key, value in params.items() if key not in keys])
+    return [*added, *typed, *parse(hydra, [NO_PARAMS])]
 
 
 def hydra_mode(overrides: Sequence[Override]) -> str | None:
@@ -226,6 +253,10 @@ def compose(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> Dic
         return _composed(hydra, name, overrides, mode)
     except (HydraException, OmegaConfBaseException) as error:
         faults = []
+        try:
+            _composed(hydra, name, [], RunMode.RUN)
+        except (HydraException, OmegaConfBaseException):
+            overrides = []  # the files themselves do not compose
         for override in overrides:
             try:
                 _composed(hydra, name, [override], mode)
@@ -323,12 +354,11 @@ def _sweep_jobs(
 
 def _refuse_other_sweepers(master: DictConfig) -> None:
     target = str(OmegaConf.select(master, f"hydra.sweeper.{TARGET}"))
-    parameters = OmegaConf.select(master, "hydra.sweeper.params")
-    if not target.endswith("BasicSweeper") or parameters:
+    if not target.endswith("BasicSweeper"):
         raise UserError(
             Fault(
                 key="hydra.sweeper",
-                given=f"{target} params={parameters}",
+                given=target,
                 allowed="Hydra's basic sweeper, values given as overrides: every job is checked "
                 "before the first starts",
                 next_step="type the values: key=a,b,c",
@@ -400,7 +430,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-QUIET = ("hydra", "process", *NEITHER)
+QUIET = ("hydra", "process", "experiment", *NEITHER)
 """Keys that say where and how often, not what: no part of a setup's name."""
 
 

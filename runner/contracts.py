@@ -360,6 +360,14 @@ class Lever:
     def apply(self, model: nn.Module) -> None:
         """Change the model, once, after the recipe prepared it and before the optimizer."""
 
+    def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
+        """Why this device cannot do it for such a model, tried out where need be; else None."""
+        return None
+
+    def contradiction(self, attention_operators: Sequence[str]) -> str | None:
+        """Why the attention that ran is not what this lever declares, or None."""
+        return None
+
     def forward(self) -> AbstractContextManager[Any] | None:
         """Context around each forward pass, or None."""
         return None

@@ -101,9 +101,12 @@ def _train(run: Run, stop: Callable[[], bool]) -> None:
     run.account, run.trained = probe(job.training, job.feed.probes(job.updates), account=eager)
     run.timings["probe_s"] = perf_counter() - before
     compute = parts.precision.formats["compute"]
-    against = run.trained.contradiction or run.trained.dispatched.contradiction(compute)
+    seen = run.trained.dispatched
+    found = [run.trained.contradiction, seen.contradiction(compute)]
+    found += [lever.contradiction(seen.attention_operators) for lever in parts.levers.values()]
+    against = [text for text in found if text]
     if against:
-        raise Contradiction(f"evidence: {against}")
+        raise Contradiction(f"evidence: {'; '.join(against)}")
     if config["profile"]:
         draws = [next(job.feed.draws(start)) for start in range(UPDATES)]
         artifacts = run.folder / "artifacts"

@@ -181,3 +181,16 @@ def test_nothing_is_written_by_composing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["+eval.evry=3", "+quality.margn=1", "+foo.bar=1"])
 def test_keys_added_where_the_schema_has_none_are_refused(word: str) -> None:
     assert fault(word).given == "an unknown key"
+
+
+def test_a_named_experiment_takes_typed_values_over_its_own_and_needs_the_flag() -> None:
+    command = composed("-m", "experiment=accumulation", "accum=1,8", "batch=16")
+    assert command.axes == {"seed": ["0", "1", "2"], "accum": ["1", "8"]}
+    assert [p.config["accum"] for p in command.jobs] == [1, 8] * 3
+    assert fault("experiment=accumulation").next_step == "add -m"
+
+
+def test_files_that_do_not_compose_are_one_message(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("defaults:\n  - nothing: here\n")
+    found = faults(f"--config-path={tmp_path}")
+    assert found[0].allowed.startswith("a configuration that composes")

@@ -14,8 +14,9 @@ from runner.contracts import Lever, Recipe
 OPTIONS = sorted(
     path.relative_to(conf_dir()).with_suffix("")
     for path in conf_dir().rglob("*.yaml")
-    if path.parent != conf_dir()
+    if path.parent not in (conf_dir(), conf_dir() / "experiment")
 )
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
 
 def test_there_are_options_for_every_group() -> None:
@@ -40,3 +41,19 @@ def test_the_option_composes_and_builds(option: Path) -> None:
 def test_no_folder_shadows_a_scalar_of_the_root() -> None:
     scalars = {"batch", "accum", "updates", "epochs", "warmup", "seed", "seq_len", "device"}
     assert not any((conf_dir() / name).exists() for name in scalars)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_named_experiment_is_a_whole_comparison_with_repeats(name: str) -> None:
+    words = ["-m", f"experiment={name}"]
+    command = command_of(parser().parse_args(words), Path("/nowhere"))
+    setups = {plan.setup for plan in command.jobs}
+    assert len(setups) > 1
+    assert {plan.config["seed"] for plan in command.jobs} == {0, 1, 2}
+    assert len(command.jobs) == 3 * len(setups)
+    assert not any("experiment" in setup for setup in setups)
+
+
+def test_the_experiments_of_the_manual_are_there() -> None:
+    expected = {"precision_sweep", "memory_ladder", "accumulation", "batching", "attention"}
+    assert set(EXPERIMENTS) >= expected

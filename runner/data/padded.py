@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,29 +21,71 @@ class Padded:
         self, examples: Sequence[Example], *, size: int, pad_id: int, seq_len: int
     ) -> list[MicroBatch]:
         """See `runner.contracts.Batching`. Raises ValueError for an example over `seq_len`."""
-        longest = max(example.length for example in examples)
-        if longest > seq_len:
-            raise ValueError(f"an example has {longest} tokens; allowed: up to {seq_len}")
-        return [
-            collate(examples[start : start + size], pad_id=pad_id)
-            for start in range(0, len(examples), size)
-        ]
+        refuse_overlong(examples, seq_len)
+        return [collate(chunk, pad_id=pad_id) for chunk in chunks(examples, size)]
 
 
-def collate(examples: Sequence[Example], *, pad_id: int) -> MicroBatch:
-    """One micro-batch. The causal shift happens here and nowhere else.
+@dataclass(frozen=True, kw_only=True)
+class PaddedMax:
+    """Micro-batches of consecutive examples, padded to `seq_len`: one shape, most padding."""
 
-    Padding is known by length: its target is IGNORE whatever ids stand there.
+    numerics: ClassVar[Numerics] = "same"
+
+    def micro_batches(
+        self, examples: Sequence[Example], *, size: int, pad_id: int, seq_len: int
+    ) -> list[MicroBatch]:
+        """See `runner.contracts.Batching`. Raises ValueError for an example over `seq_len`."""
+        refuse_overlong(examples, seq_len)
+        return [collate(chunk, pad_id=pad_id, length=seq_len) for chunk in chunks(examples, size)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketed:
+    """The update's examples sorted by length, then cut into micro-batches padded to the longest.
+
+    The examples of the update are the same, so its gradient is; only padding shrinks, and only
+    where there is more than one micro-batch.
+    """
+
+    numerics: ClassVar[Numerics] = "same"
+
+    def micro_batches(
+        self, examples: Sequence[Example], *, size: int, pad_id: int, seq_len: int
+    ) -> list[MicroBatch]:
+        """See `runner.contracts.Batching`. Raises ValueError for an example over `seq_len`."""
+        refuse_overlong(examples, seq_len)
+        ordered = sorted(examples, key=lambda example: example.length)
+        return [collate(chunk, pad_id=pad_id) for chunk in chunks(ordered, size)]
+
+
+def chunks(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    """Consecutive runs of `size` examples; the last may be shorter."""
+    for start in range(0, len(examples), size):
+        yield examples[start : start + size]
+
+
+def refuse_overlong(examples: Sequence[Example], seq_len: int) -> None:
+    """Raise ValueError for an example over `seq_len`."""
+    longest = max(example.length for example in examples)
+    if longest > seq_len:
+        raise ValueError(f"an example has {longest} tokens; allowed: up to {seq_len}")
+
+
+def collate(examples: Sequence[Example], *, pad_id: int, length: int | None = None) -> MicroBatch:
+    """One micro-batch, `length` wide or as wide as its longest example.
+
+    The causal shift happens here and nowhere else. Padding is known by length: its target is
+    IGNORE whatever ids stand there.
     """
     import torch
 
     lengths = tuple(example.length for example in examples)
-    shape = (len(lengths), max(lengths))
+    shape = (len(lengths), length or max(lengths))
     input_ids = np.full(shape, pad_id, dtype=np.int64)
     targets = np.full(shape, IGNORE, dtype=np.int64)
-    for row, (example, length) in enumerate(zip(examples, lengths, strict=True)):
-        input_ids[row, :length] = example.ids
-        np.copyto(targets[row, : length - 1], example.ids[1:], where=example.loss[1:])
+    for row, (example, end) in enumerate(zip(examples, lengths, strict=True)):
+        input_ids[row, :end] = example.ids
+        np.copyto(targets[row, : end - 1], example.ids[1:], where=example.loss[1:])
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         targets=torch.from_numpy(targets),
