@@ -7,11 +7,16 @@ a second to import, so that waits until a store is used.
 
 from __future__ import annotations
 
+import io
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from runner.forwarding.address import resolve_uri
 from runner.forwarding.client import Run
@@ -175,15 +180,33 @@ class MlflowCalls:
         self._client.set_terminated(run_id, status, ended_ms)
 
     def download(self, run_id: str, folder: Path) -> None:
-        """Fetch record and journal, where they are, into `folder`."""
+        """Fetch record and journal, where they are, into `folder`.
+
+        Files of this machine are copied: MLflow's own download starts a thread pool for each.
+        """
+        here = _local_folder(self._client.get_run(run_id).info.artifact_uri)
+        if here is not None:
+            for path in (here / RECORD, here / JOURNAL):
+                if path.exists():
+                    shutil.copyfile(path, folder / path.name)
+            return
         present = {artifact.path for artifact in self._client.list_artifacts(run_id)}
-        for name in {RECORD, JOURNAL} & present:
-            self._client.download_artifacts(run_id, name, str(folder))
+        with redirect_stderr(io.StringIO()):  # it draws a progress bar for each file
+            for name in {RECORD, JOURNAL} & present:
+                self._client.download_artifacts(run_id, name, str(folder))
 
     def history(self, run_id: str, name: str) -> dict[int, float]:
         """The value of a metric at each step; where a step has several, the latest."""
         found = self._client.get_metric_history(run_id, safe_name(name))
         return {m.step: m.value for m in sorted(found, key=lambda m: (m.step, m.timestamp))}
+
+
+def _local_folder(uri: str) -> Path | None:
+    """The folder that an artifact address names on this machine, or None for any other."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    return Path(url2pathname(parts.path) if parts.scheme else uri)
 
 
 def batches_of(params: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:

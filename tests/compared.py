@@ -12,6 +12,7 @@ from runner.contracts import Counts
 from runner.records import PHASES, EvaluationRecord, JournalLine, RunRecord, UpdateRecord
 
 CONFIG: dict[str, Any] = {
+    **dict.fromkeys(checks.SETUP_KEYS),
     "model": {"_target_": "models.gpt.GPT", "layers": 1, "dropout": 0.0},
     "data": {"_target_": "runner.data.pydocs.PyDocs", "name": "pydocs"},
     "batching": {"_target_": "runner.data.padded.Padded"},

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Sequence
 from itertools import count
 
-from runner.comparison.runs import ComparedRun, Setup
+from runner.comparison.runs import ComparedRun
+from runner.comparison.setups import Setup
 
 HYDRA_FLAGS = ("-m", "--multirun")
 LONG = 8

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner import checks
-from runner.comparison.runs import ComparedRun, Setup
+from runner.comparison.runs import ComparedRun
+from runner.comparison.setups import Setup
 from runner.contracts import UserError
 from runner.forwarding.names import flatten
 

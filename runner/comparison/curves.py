@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
 from runner.comparison.results import Curve, Reach
-from runner.comparison.runs import ComparedRun, Setup
+from runner.comparison.runs import ComparedRun
+from runner.comparison.setups import Setup
 from runner.records import finite
 
 POINTS = 160

@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.comparison.quality import has_diverged
 from runner.comparison.rows import is_emulated
-from runner.comparison.runs import Setup
+from runner.comparison.setups import Setup
 from runner.records import finite
 
 

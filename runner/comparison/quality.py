@@ -8,7 +8,8 @@ from runner.comparison import commands
 from runner.comparison.comparability import confounding, declared, workload_faults
 from runner.comparison.curves import SAME, largest_gap
 from runner.comparison.results import Contrast, Quality, Verdict
-from runner.comparison.runs import ComparedRun, Setup
+from runner.comparison.runs import ComparedRun
+from runner.comparison.setups import Setup
 from runner.comparison.statistics import MOST_SEEDS, Paired, paired, settling_seeds
 from runner.records import finite
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runner.comparison.results import METRICS, Contrast, Quality, Ratio
-from runner.comparison.runs import Setup
+from runner.comparison.setups import Setup
 from runner.comparison.statistics import holm_levels, p_value, paired
 
 JUDGED = ("passed", "failed", "unknown")

@@ -8,7 +8,8 @@ from typing import Any
 
 from runner.comparison.curves import held_out_curve, train_curve
 from runner.comparison.results import RunRow, SetupRow
-from runner.comparison.runs import ComparedRun, Setup
+from runner.comparison.runs import ComparedRun
+from runner.comparison.setups import Setup
 
 
 def is_emulated(setup: Setup) -> bool:
