@@ -31,7 +31,7 @@ class Figures:
     largest_category: category with most bytes at the peak. peak_phase: phase of the peak.
     accum, skipped, spread: micro-batches, updates not applied, interquartile range over median.
     optimizer_bytes_per_s: bytes the update had to move over the time of its phase.
-    bandwidth: peak bytes/s of the device.
+    bandwidth: peak bytes/s of the device. others: other processes that computed on the device.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -46,6 +46,7 @@ class Figures:
     spread: float | None = None
     optimizer_bytes_per_s: float | None = None
     bandwidth: float | None = None
+    others: int = 0
 
     def share(self, phase: str) -> float:
         """Exposed share of a phase."""
@@ -206,6 +207,14 @@ def _measurement(f: Figures) -> Stage:
     if f.spread is None:
         return Stage(stage="measurement", figure="spread unknown")
     figure = f"step times spread by {f.spread:.0%} (interquartile range over median)"
+    if f.others:
+        return Stage(
+            stage="measurement",
+            figure=figure,
+            symptom="the device was shared",
+            evidence=f"{f.others} other processes computed on it",
+            advice="repeat it on a device of its own; these times are not the job's alone",
+        )
     if f.spread <= SPREAD:
         return Stage(stage="measurement", figure=figure)
     return Stage(

@@ -53,6 +53,32 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def device_id(device: torch.device) -> str | None:
+    """The GPU's UUID; None for a CPU, which jobs may share."""
+    if device.type != "cuda":
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def other_processes(device: torch.device) -> list[int]:
+    """Process numbers of others that compute on the GPU now; empty on a CPU.
+
+    In a container the driver may show none, so an empty list proves nothing.
+    """
+    identity = device_id(device)
+    if identity is None:
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return []
+    return sorted(process.pid for process in running if process.pid != os.getpid())
+
+
 def device_bytes(device: torch.device) -> int:
     """Memory of the device: the GPU's, or the machine's."""
     if device.type == "cuda":
@@ -81,9 +107,7 @@ def nvml_state(device: torch.device) -> dict[str, Any]:
 
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(
-            f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        )
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device_id(device))
         return {
             "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
             "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),

@@ -41,6 +41,7 @@ class Run:
     trained: Trained | None = None
     loop: Loop | None = None
     timeline: Timeline | None = None
+    others: set[int] = field(default_factory=set)
     compilations: Compilations = field(default_factory=Compilations)
     timings: dict[str, float] = field(default_factory=dict)
 
@@ -87,6 +88,7 @@ def _environment(run: Run) -> dict[str, Any]:
     if run.device is None:
         return {}
     found = environment(run.device, Path(run.ticket["launch"]))
+    found["device"]["other_processes"] = sorted(run.others)
     return {**found, "process": run.config["process"], "timings": run.timings}
 
 
@@ -298,6 +300,7 @@ def figures_of(run: Run, job: Job, loop: Loop) -> Figures:
         spread=steps["spread"] if steps else None,
         optimizer_bytes_per_s=moved,
         bandwidth=peak_bytes_per_s(device_name(run.device)),
+        others=len(run.others),
     )
 
 

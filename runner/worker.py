@@ -23,7 +23,9 @@ from runner import checks
 from runner.assemble import assemble, check_device, choose_device, load_corpus
 from runner.compiling import OFF
 from runner.contracts import Unsupported, UserError
+from runner.environment import device_id, other_processes
 from runner.journal import Journal
+from runner.locking import exclusive
 from runner.loop import Diverged, Loop, Stopped
 from runner.measure.clock import clock_for
 from runner.measure.probe import probe
@@ -79,16 +81,23 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _work(run: Run, stop: Callable[[], bool]) -> None:
-    with run.compilations:
-        _train(run, stop)
-
-
-def _train(run: Run, stop: Callable[[], bool]) -> None:
-    begin = perf_counter()
     config = run.config
     parts = checks.build_parts(config)
     device = run.device = choose_device(config["device"])
     check_device(config, parts, device)
+    lock = exclusive(
+        device_id(device), waiting=lambda: run.say("waiting for the device"), stop=stop
+    )
+    with lock as held, run.compilations:
+        if not held:
+            raise Stopped("stopped by a signal while another job held the device")
+        _train(run, parts, device, stop)
+
+
+def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[], bool]) -> None:
+    begin = perf_counter()
+    config = run.config
+    run.others |= set(other_processes(device))
     run.controls = set_controls(parts.precision.controls())
     run.say("preparing data")
     corpus = load_corpus(config, parts)
@@ -128,6 +137,7 @@ def _train(run: Run, stop: Callable[[], bool]) -> None:
         run.loop.run()
     finally:
         journal.close()
+    run.others |= set(other_processes(device))
     if config["checkpoint"]["final"]:
         facts = {"workload_id": run.workload_id, "setup_id": checks.setup_id(config)}
         save_weights(job.training.model, run.folder, facts)

@@ -69,6 +69,7 @@ def test_nothing_is_judged_without_a_timed_update() -> None:
         ({}, {"padding": 0.5}, "forward and backward", "work on padding", "50%"),
         ({}, {"skipped": 3}, "accumulation", "updates skipped", "3 updates"),
         ({}, {"spread": 0.4}, "measurement", "step time is unstable", "40%"),
+        ({}, {"others": 2}, "measurement", "the device was shared", "2 other processes"),
     ],
 )
 def test_a_planted_fault_yields_its_row_and_no_other(

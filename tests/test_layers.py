@@ -20,6 +20,7 @@ RANKS = {
     "runner.accounting": 2,
     "runner.config": 2,
     "runner.diagnosis": 2,
+    "runner.locking": 2,
     "runner.timeline": 2,
     "runner.compiling": 2,
     "runner.data": 3,
