@@ -246,11 +246,11 @@ def confounded(what: str, found: Contrast) -> bool:
 def test_another_attention_operator_than_declared_is_confounded() -> None:
     runs = [
         *(
-            run("accum=1", s, x, evidence={"attention_operator": "flash"})
+            run("accum=1", s, x, evidence={"attention_operators": ["flash"]})
             for s, x in enumerate(BASE)
         ),
         *(
-            run("accum=2", s, x, config={"accum": 2}, evidence={"attention_operator": "math"})
+            run("accum=2", s, x, config={"accum": 2}, evidence={"attention_operators": ["math"]})
             for s, x in enumerate(BASE)
         ),
     ]
@@ -260,13 +260,37 @@ def test_another_attention_operator_than_declared_is_confounded() -> None:
 def test_an_attention_operator_that_is_declared_to_vary_is_not_confounded() -> None:
     memory = {"memory": {"attention": {"_target_": "runner.memory.loss.Full", "kernel": "math"}}}
     runs = [
-        *(run("a=1", s, x, evidence={"attention_operator": "flash"}) for s, x in enumerate(BASE)),
         *(
-            run("a=2", s, x, config=memory, evidence={"attention_operator": "math"})
+            run("a=1", s, x, evidence={"attention_operators": ["flash"]})
+            for s, x in enumerate(BASE)
+        ),
+        *(
+            run("a=2", s, x, config=memory, evidence={"attention_operators": ["math"]})
             for s, x in enumerate(BASE)
         ),
     ]
     assert only(compare(runs)).verdict.word == "passed"
+
+
+def test_other_operands_or_initial_weights_than_declared_are_confounded() -> None:
+    def against_accum(**noted: Any) -> Contrast:
+        own = {name: value for name, (_, value) in noted.items()}
+        other = {name: value for name, (value, _) in noted.items()}
+        return only(
+            compare(
+                [
+                    run("accum=1", 0, 3.0, evidence=other),
+                    run("accum=2", 0, 3.0, config={"accum": 2}, evidence=own),
+                ]
+            )
+        )
+
+    half, full = {"bfloat16 x bfloat16": 10}, {"float32 x float32": 10}
+    found = against_accum(product_flops_by_operands=(full, half))
+    assert confounded("products: bfloat16 x bfloat16 against float32 x float32", found)
+    more = {"float32 x float32": 20}
+    assert against_accum(product_flops_by_operands=(full, more)).verdict.word == "passed"
+    assert confounded("initial weights: b against a", against_accum(initial_weights=("a", "b")))
 
 
 def test_tf32_that_no_recipe_declares_is_confounded_and_with_a_recipe_it_is_not() -> None:
@@ -400,14 +424,16 @@ def test_an_emulated_setup_has_no_time_and_no_ratio_of_times() -> None:
     runs = pairs(BASE, shifted(0, 0, 0))
     for place in (3, 4, 5):
         record = runs[place].record
-        summary = {k: v for k, v in record.summary.items() if not k.endswith(("_s", "median"))}
         config = {**record.config, "emulate": True}
-        runs[place] = replace(runs[place], record=replace(record, summary=summary, config=config))
+        runs[place] = replace(runs[place], record=replace(record, config=config))
     comparison = compare(runs)
     assert set(only(comparison).ratios) == {"peak_allocated_bytes"}
     assert only(comparison).reach is None
     row = comparison.setups[1]
     assert row.emulated and not row.phases
+    assert not {"step_s_median", "useful_tokens_per_s"} & set(row.figures)
+    assert "step_s_median" not in row.runs[0].figures
+    assert row.figures["peak_allocated_bytes"] == 1e9
     assert row.train is not None and not row.train.seconds
 
 

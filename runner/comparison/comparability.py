@@ -54,11 +54,15 @@ def _length_faults(base: ComparedRun, run: ComparedRun) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Evidence that must be equal, unless a key that explains it is declared to vary."""
+    """Evidence that must be equal, unless a key that explains it is declared to vary.
+
+    read: the evidence of a run, None where it has none. advice: how to hold it fixed.
+    """
 
     what: str
     read: Callable[[ComparedRun], Any]
     explained_by: tuple[str, ...] = ()
+    advice: str = ""
 
 
 def _noted(name: str) -> Callable[[ComparedRun], Any]:
@@ -67,6 +71,11 @@ def _noted(name: str) -> Callable[[ComparedRun], Any]:
 
 def _sized(name: str) -> Callable[[ComparedRun], Any]:
     return lambda run: run.record.sizes.get(name)
+
+
+def _operands(run: ComparedRun) -> Any:
+    """Operand formats of the matrix products, whatever their share."""
+    return sorted(run.evidence("product_flops_by_operands") or ()) or None
 
 
 def _packages(run: ComparedRun) -> Any:
@@ -81,8 +90,9 @@ def _device(run: ComparedRun) -> Any:
 RULES = (
     Rule(
         what="attention operator",
-        read=_noted("attention_operator"),
+        read=_noted("attention_operators"),
         explained_by=("memory.attention",),
+        advice="give both the same memory/attention, one that is not auto",
     ),
     Rule(
         what="backend controls (TF32 and reduced sums)",
@@ -91,7 +101,7 @@ RULES = (
     ),
     Rule(
         what="formats of the matrix products",
-        read=_noted("matmul_dtypes"),
+        read=_operands,
         explained_by=("precision", "memory.adapter"),
     ),
     Rule(
@@ -109,6 +119,7 @@ RULES = (
         read=_sized("params_trainable"),
         explained_by=("memory.adapter", "precision"),
     ),
+    Rule(what="initial weights", read=_noted("initial_weights")),
     Rule(what="global batch", read=_sized("global_batch")),
     Rule(
         what="held-out tokens (counting rule)",
@@ -147,7 +158,8 @@ def confounding(base: Setup, setup: Setup) -> list[str]:
             own, reference = rule.read(run), rule.read(other)
             known = own is not None and reference is not None
             if known and own != reference and not _explained(keys, rule.explained_by):
-                found[f"{rule.what}: {_words(own, reference)}"] = None
+                advice = f" ({rule.advice})" if rule.advice else ""
+                found[f"{rule.what}: {_words(own, reference)}{advice}"] = None
         if seed in base.runs:
             found |= dict.fromkeys(_token_faults(other, run))
     return list(found)
@@ -157,7 +169,13 @@ def _words(own: Any, reference: Any) -> str:
     if isinstance(own, Mapping) and isinstance(reference, Mapping):
         keys = [k for k in {**reference, **own} if own.get(k) != reference.get(k)]
         return "; ".join(f"{k} {own.get(k)} against {reference.get(k)}" for k in keys)
+    if isinstance(own, Sequence) and isinstance(reference, Sequence):
+        return f"{_listed(own)} against {_listed(reference)}"
     return f"{own} against {reference}"
+
+
+def _listed(value: Sequence[Any]) -> str:
+    return value if isinstance(value, str) else ", ".join(map(str, value)) or "none"
 
 
 def _token_faults(base: ComparedRun, run: ComparedRun) -> list[str]:

@@ -10,12 +10,13 @@ from runner.comparison.notes import device_of, notes_of, workload_of
 from runner.comparison.quality import contrast
 from runner.comparison.ratios import JUDGED, with_ratios
 from runner.comparison.results import Comparison, Contrast, Quality, Verdict
-from runner.comparison.rows import is_emulated, row_of
+from runner.comparison.rows import row_of
 from runner.comparison.runs import ComparedRun
 from runner.comparison.setups import (
     Setup,
     axes_of,
     baseline_of,
+    is_emulated,
     neighbours,
     setups_of,
 )

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.comparison.quality import has_diverged
-from runner.comparison.rows import is_emulated
-from runner.comparison.setups import Setup
+from runner.comparison.setups import Setup, is_emulated
 from runner.records import finite
 
 

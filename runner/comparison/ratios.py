@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runner.comparison.results import METRICS, Contrast, Quality, Ratio
-from runner.comparison.setups import Setup
+from runner.comparison.setups import Setup, is_emulated
 from runner.comparison.statistics import holm_levels, p_value, paired
+from runner.forwarding.runs import is_timed
 
 JUDGED = ("passed", "failed", "unknown")
 """Verdicts beside which a ratio may stand: the same work was done, to its end."""
 
 
 def log_ratios(base: Setup, setup: Setup, metric: str) -> list[float]:
-    """log(setup / baseline) of a figure for every seed that has it on both sides."""
-    found = []
+    """log(setup / baseline) of a figure for every seed that has it on both sides.
+
+    None of a clock's where a side is emulated: that time is the emulation's.
+    """
+    found: list[float] = []
+    if is_timed(metric) and (is_emulated(base) or is_emulated(setup)):
+        return []
     for seed, run in setup.runs.items():
         other = base.runs.get(seed)
         if other is None or {run.record.status, other.record.status} != {"ok"}:

@@ -9,13 +9,8 @@ from typing import Any
 from runner.comparison.curves import held_out_curve, train_curve
 from runner.comparison.results import RunRow, SetupRow
 from runner.comparison.runs import ComparedRun
-from runner.comparison.setups import Setup
-
-
-def is_emulated(setup: Setup) -> bool:
-    """Whether the setup's times describe an emulation."""
-    run = setup.first
-    return bool(run.record.config.get("emulate") or run.record.environment.get("emulated"))
+from runner.comparison.setups import Setup, is_emulated
+from runner.forwarding.runs import is_timed
 
 
 def row_of(setup: Setup) -> SetupRow:
@@ -28,8 +23,8 @@ def row_of(setup: Setup) -> SetupRow:
         swept=setup.swept,
         setup_id=record.setup_id,
         workload_id=record.workload_id,
-        runs=[_run_row(r) for r in setup.runs.values()],
-        figures=_figures([r.summary for r in done]),
+        runs=[_run_row(r, timed) for r in setup.runs.values()],
+        figures=_figures([_shown(r.summary, timed) for r in done]),
         conditions=conditions_of(run),
         phases=_phases([r.sizes for r in done]) if timed else {},
         memory=dict(record.memory.get("at_peak", {})),
@@ -41,13 +36,18 @@ def row_of(setup: Setup) -> SetupRow:
     )
 
 
-def _run_row(run: ComparedRun) -> RunRow:
+def _shown(summary: Mapping[str, float], timed: bool) -> dict[str, float]:
+    """The figures of a run, without those of a clock where it is emulated."""
+    return {name: value for name, value in summary.items() if timed or not is_timed(name)}
+
+
+def _run_row(run: ComparedRun, timed: bool) -> RunRow:
     return RunRow(
         run_id=run.run_id,
         seed=run.seed,
         status=run.record.status,
         message=run.record.message,
-        figures=run.record.summary,
+        figures=_shown(run.record.summary, timed),
     )
 
 

@@ -41,6 +41,12 @@ class Setup:
         return [run for run in self.runs.values() if run.record.status in statuses]
 
 
+def is_emulated(setup: Setup) -> bool:
+    """Whether the setup's times describe an emulation."""
+    record = setup.first.record
+    return bool(record.config.get("emulate") or record.environment.get("emulated"))
+
+
 # --- grouping ---------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from runner.comparison.results import Comparison, SetupRow
 from runner.reporting.canvas import SETUPS, SOFT
 
-MOST = 24
+MOST = 16
 """Setups in a plot; the table has all of them."""
 LONGEST = 34
 """Characters of a name in a plot; the table has all of it."""
