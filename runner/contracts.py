@@ -409,11 +409,14 @@ class Schedule(Protocol):
 # --- helpers that every side may use ----------------------------------------------------------
 
 
+def entered(contexts: Sequence[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """One context that enters several in order and leaves them in reverse."""
+    if len(contexts) > 1:
+        return _nested(contexts)
+    return contexts[0] if contexts else nullcontext()
+
+
 @contextmanager
-def entered(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
-    """Enter several contexts in order and leave them in reverse."""
-    if not contexts:
-        yield
-        return
+def _nested(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
     with contexts[0], entered(contexts[1:]):
         yield

@@ -215,7 +215,7 @@ class Loop:
             loss=loss,
             grad_norm=norm,
             lr=lr,
-            loss_scale=None if scale is None or math.isnan(scale) else scale,
+            loss_scale=scale if self.training.scaler else None,
             tokens=outcome.counts,
             examples=outcome.examples,
             time=times.exposed,

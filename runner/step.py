@@ -53,15 +53,17 @@ class Training:
 
     def __post_init__(self) -> None:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.one = torch.ones((), device=self.device)
+        self.rates = self.base_lr * self.lr_factors
+        loss_dtype = torch.promote_types(torch.float32, self.parameters[0].dtype)
+        self.one = torch.ones((), dtype=loss_dtype, device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
     """What one update leaves for the host to read later.
 
-    figures: (5,) float64 on the device: loss, gradient norm, 1 if skipped, rate, loss scale
-        (NaN without scaling); None when no target was valid and nothing ran.
+    figures: (5,) on the device: loss, gradient norm, 1 if skipped, rate, loss scale (1 without
+        scaling); None when no target was valid and nothing ran.
     """
 
     figures: Tensor | None
@@ -91,6 +93,9 @@ def measured_update(
     clock.enter("optimizer")
     training.clear_gradients(training.optimizer)
     scale = training.scaler.scale if training.scaler else training.one
+    # Every backward pass starts from this instead of 1, which is the same as multiplying its
+    # summed loss by it: divisor and loss scale cost one operation per update.
+    seed = scale / divisor
     loss = None
     for micro in micros:
         clock.enter("transfer")
@@ -102,10 +107,9 @@ def measured_update(
             )
             head_weight: Tensor = training.model.head_weight  # type: ignore[assignment]
             part = training.loss.loss_sum(hidden, head_weight, micro.targets, micro.weights)
-            part = part / divisor
         clock.enter("backward")
         with entered(training.backward_contexts()):
-            (part * scale).backward()  # type: ignore[no-untyped-call]
+            part.backward(gradient=seed)  # type: ignore[no-untyped-call]
         loss = part.detach() if loss is None else loss + part.detach()
 
     clock.enter("optimizer")
@@ -114,15 +118,13 @@ def measured_update(
     if training.scaler:
         torch._foreach_mul_(gradients, 1 / scale)
     norm = torch.nn.utils.get_total_norm(gradients)
-    bad = 1 - torch.isfinite(norm).float()
+    bad = 1 - (norm < torch.inf).float()  # a norm is never negative; NaN is not below either
     if training.clip is not None:
         torch.nn.utils.clip_grads_with_norm_(training.parameters, training.clip, norm)
     lr = step_or_skip(training, bad)
+    figures = torch.stack([loss / divisor, norm, bad, lr, scale])
     if training.scaler:
-        scale = scale.clone()
         training.scaler.update(bad)
-    seen = (loss, norm, bad, lr, scale if training.scaler else training.one * torch.nan)
-    figures = torch.stack([value.double() for value in seen])
     clock.enter("other")
     return Outcome(figures=figures, counts=counts, examples=len(lengths), lengths=lengths)
 
@@ -133,8 +135,8 @@ def step_or_skip(training: Training, bad: Tensor) -> Tensor:
     Optimizers that skip on the device are told there. For the others the host reads the one flag,
     which is the only wait of an update and is declared in the evidence.
     """
-    place = training.applied.clamp(max=len(training.lr_factors) - 1)
-    lr = training.base_lr * training.lr_factors[place]
+    # `take`, since indexing with a tensor of no dimensions would read it on the host.
+    lr = training.rates.take(training.applied.clamp(max=len(training.rates) - 1))
     optimizer = training.optimizer
     if training.skips_on_device:
         for group in optimizer.param_groups:
@@ -148,7 +150,7 @@ def step_or_skip(training: Training, bad: Tensor) -> Tensor:
             else:
                 group["lr"] = float(lr)
         optimizer.step()
-    training.applied += 1 - bad.long()
+    training.applied += bad == 0
     return lr
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.contracts import Counts, MicroBatch, Recipe, ScalePolicy
 from runner.measure.clock import HostClock
@@ -284,6 +285,33 @@ def test_small_updates_accumulate_in_fp32_parameters_over_100_updates() -> None:
     for _ in range(100):
         measured_update(training, lambda: [scalar_micro(1)], Quiet())
     assert float(training.model.theta.detach()) == pytest.approx(0.99, abs=1e-5)
+
+
+# --- nothing waits for the device -------------------------------------------------------------
+
+
+class Reads(TorchDispatchMode):
+    """Counts the tensors that the host reads."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("policy", [None, ScalePolicy()])
+def test_the_host_reads_no_tensor_during_an_update_that_skips_on_the_device(
+    policy: ScalePolicy | None,
+) -> None:
+    training = training_of(tiny_gpt(), optimizer=AdamW(lr=0.1), policy=policy, clip=1.0)
+    training.optimizer.step = lambda: None  # on a CPU the fused kernel itself reads the rate
+    with Reads() as reads:
+        measured_update(training, lambda: padded(examples(5, 9), 1), Quiet())
+    assert reads.count == 0
+    with reads:
+        float(training.applied)
+    assert reads.count == 1
 
 
 # --- phases -----------------------------------------------------------------------------------

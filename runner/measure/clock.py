@@ -81,10 +81,11 @@ class HostClock:
 
     def times(self, closed: Interval) -> Times:
         """Seconds of a closed update."""
+        exposed = spent(closed.phases, closed.host, PHASES)
         return Times(
             total=closed.host[-1] - closed.host[0],
-            exposed=spent(closed.phases, closed.host, PHASES),
-            host=spent(closed.phases, closed.host, HOST_PHASES),
+            exposed=exposed,
+            host={phase: exposed[phase] for phase in HOST_PHASES},
         )
 
 
