@@ -136,11 +136,12 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-HEAVY = {"torch", "mlflow", "datasets", "transformers", "pandas", "scipy"}
+HEAVY = {"torch", "mlflow", "datasets", "transformers", "pandas", "scipy", "matplotlib"}
 
 
 def test_the_edge_loads_no_heavy_library() -> None:
     assert not loaded_after("import runner.__main__, runner.launch, runner.sync") & HEAVY
+    assert not loaded_after("import runner.compare, runner.report") & HEAVY
 
 
 def test_no_part_named_in_the_configuration_loads_a_heavy_library() -> None:

@@ -102,8 +102,11 @@ def largest_gap(base: ComparedRun, run: ComparedRun) -> tuple[float, int]:
 # --- time to a loss ---------------------------------------------------------------------------
 
 
-def reach(base: Setup, setup: Setup) -> Reach | None:
-    """Seconds until the baseline's final loss of the same seed, against its own seconds.
+def reach(base: Setup, setup: Setup, margin: float) -> Reach | None:
+    """Seconds until the loss is within `margin` (nats) of the baseline's final one, same seed.
+
+    The margin is the one of the quality check: without it a setup whose last loss is a rounding
+    higher would never arrive. The baseline's own time is taken to the same loss.
 
     Held-out losses are used where every run measured enough of them, since they are what quality
     is judged by; else the smoothed training loss, against the baseline's final smoothed training
@@ -116,7 +119,7 @@ def reach(base: Setup, setup: Setup) -> Reach | None:
     enough = all(len(r.evaluations) >= ENOUGH_EVALUATIONS for pair in pairs for r in pair)
     name = "held_out" if enough else "smoothed"
     curves = [(getattr(run, name), getattr(other, name)) for run, other in pairs]
-    targets = [list(other.values())[-1] for _, other in curves]
+    targets = [list(other.values())[-1] + margin for _, other in curves]
     own = [
         _first_under(run, found, target)
         for (run, _), (found, _), target in zip(pairs, curves, targets, strict=True)
@@ -129,6 +132,7 @@ def reach(base: Setup, setup: Setup) -> Reach | None:
     known = [seconds for seconds in theirs if seconds is not None]
     return Reach(
         quantity="held-out loss" if enough else "training loss",
+        margin=margin,
         seconds=median(found) if found else None,
         baseline_seconds=median(known) if known else None,
         reached=len(found),

@@ -50,7 +50,9 @@ def compare(
     main = [_contrast(base, s, rule, known) for s in setups if s is not base]
     more = [contrast(other, s, rule) for other, s in neighbours(setups, known, base)]
     by_name = {s.name: s for s in setups}
-    judged = [_with_curves(c, by_name) for c in with_ratios([*main, *more], by_name, rule)]
+    judged = [
+        _with_curves(c, by_name, rule.margin) for c in with_ratios([*main, *more], by_name, rule)
+    ]
     return Comparison(
         baseline=base.name if base else None,
         quality=rule,
@@ -73,10 +75,12 @@ def _contrast(
     return Contrast(baseline=firsts, setup=setup.name, verdict=verdict)
 
 
-def _with_curves(found: Contrast, setups: Mapping[str, Setup]) -> Contrast:
+def _with_curves(found: Contrast, setups: Mapping[str, Setup], margin: float) -> Contrast:
     """The contrast with its curve of differences and, where it has times, the time to a loss."""
     if found.verdict.word not in JUDGED:
         return found
     base, setup = setups[found.baseline], setups[found.setup]
     timed = not is_emulated(setup) and not is_emulated(base)
-    return replace(found, gap=gap_curve(base, setup), reach=reach(base, setup) if timed else None)
+    return replace(
+        found, gap=gap_curve(base, setup), reach=reach(base, setup, margin) if timed else None
+    )

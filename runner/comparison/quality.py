@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from runner.comparison import commands
 from runner.comparison.comparability import confounding, declared, workload_faults
 from runner.comparison.curves import SAME, largest_gap
-from runner.comparison.results import Contrast, Quality, Verdict
+from runner.comparison.results import Contrast, Quality, Verdict, signed
 from runner.comparison.runs import ComparedRun
 from runner.comparison.setups import Setup
 from runner.comparison.statistics import MOST_SEEDS, Paired, paired, settling_seeds
@@ -125,18 +125,20 @@ def check(
 def judge(base: Setup, setup: Setup, found: Paired, quality: Quality) -> Verdict:
     """Non-inferiority by one-sided t bounds of the mean difference."""
     margin, percent = quality.margin, f"{quality.confidence:.0%}"
-    seen = f"d = {found.mean:+.4f} nats over {found.count} seed{'s' if found.count > 1 else ''}"
+    seen = f"d = {signed(found.mean)} nats over {found.count} seed{'s' if found.count > 1 else ''}"
     if found.upper is not None and found.upper < margin:
-        text = f"{seen}; at most {found.upper:+.4f} at {percent}, margin {margin:g}"
+        text = f"{seen}; at most {signed(found.upper)} at {percent}, margin {margin:g}"
         return Verdict(word="passed", reason=text)
     if found.lower is not None and found.lower > margin:
-        text = f"{seen}; at least {found.lower:+.4f} at {percent}, margin {margin:g}"
+        text = f"{seen}; at least {signed(found.lower)} at {percent}, margin {margin:g}"
         return Verdict(word="failed", reason=text)
     seeds = settling_seeds(found, margin=margin, confidence=quality.confidence)
-    if found.upper is None:
+    if found.lower is None or found.upper is None:
         text = f"{seen}: one seed has no spread"
     else:
-        text = f"{seen}; the bounds {found.lower:+.4f} and {found.upper:+.4f} ({percent} each)"
+        text = (
+            f"{seen}; the bounds {signed(found.lower)} and {signed(found.upper)} ({percent} each)"
+        )
         text += f" enclose the margin {margin:g}"
     if seeds is None:
         text += f"; more than {MOST_SEEDS} seeds would be needed"

@@ -27,6 +27,12 @@ METRICS = {
 """Figures that are compared as ratios, by name in `summary`, with what is better."""
 
 
+def signed(nats: float) -> str:
+    """A difference with its sign and four decimals; one that rounds to nothing has no sign."""
+    text = f"{nats:+.4f}"
+    return text[1:] if float(text) == 0 else text
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """The rule: `margin` in nats, `confidence` of bounds and intervals, least effect of a win."""
@@ -72,13 +78,16 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Seconds of training until the baseline's final loss, medians over the shared seeds.
+    """Seconds of training until the loss is within the margin of the baseline's final loss of the
+    same seed: medians over the shared seeds.
 
-    quantity: `held-out loss` or `training loss`. seconds: None where no seed reached it.
-    reached, seeds: seeds that reached it, of how many. baseline_seconds: the baseline's own.
+    quantity: `held-out loss` or `training loss`. margin: nats above the baseline's final loss
+    that count as reaching it. seconds: None where no seed did. reached, seeds: seeds that did,
+    of how many. baseline_seconds: the baseline's own, to the same loss.
     """
 
     quantity: str
+    margin: float
     seconds: float | None
     baseline_seconds: float | None
     reached: int

@@ -70,14 +70,14 @@ def _stacked(
     if not found:
         return None
     assert callable(total)
-    figure, axes = canvas.blank(0.55 + 0.48 * len(found))
+    figure, axes = canvas.blank(0.55 + 0.52 * len(found))
     longest = max(sum(values.values()) for _, values in found) * scale
     for place, (mark, values) in enumerate(found):
         left = 0.0
         for number, part in enumerate(parts):
             width = values.get(part, 0.0) * scale
             axes.barh(
-                -place, width, left=left, height=0.46, color=canvas.PARTS[number],
+                -place, width, left=left, height=0.42, color=canvas.PARTS[number],
                 edgecolor=canvas.CARD, linewidth=0.7,
             )  # fmt: skip
             if width > WIDE * longest:
@@ -94,7 +94,7 @@ def _stacked(
 
 def _bar_words(axes: Axes, y: float, end: float, mark: Mark, total: str) -> None:
     """The setup's name above its bar and the total behind it."""
-    axes.text(0, y + 0.27, mark.label, va="bottom", fontsize=8)
+    axes.text(0, y + 0.25, mark.label, va="bottom", fontsize=8)
     axes.annotate(
         total, (end, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
     )
@@ -116,9 +116,9 @@ def rates(comparison: Comparison) -> str | None:
     ]
     if not found:
         return None
-    figure, axes = canvas.blank(0.55 + 0.48 * len(found))
+    figure, axes = canvas.blank(0.55 + 0.52 * len(found))
     for place, (mark, values) in enumerate(found):
-        for value, height, alpha in zip(values, (0.46, 0.32, 0.18), (0.22, 0.45, 1.0), strict=True):
+        for value, height, alpha in zip(values, (0.42, 0.29, 0.16), (0.22, 0.45, 1.0), strict=True):
             axes.barh(-place, value, height=height, color=mark.colour, alpha=alpha, linewidth=0)
         _bar_words(axes, -place, values[0], mark, per_second(values[2]))
     axes.set_xlim(0, max(values[0] for _, values in found) * 1.16)

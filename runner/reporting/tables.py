@@ -7,7 +7,7 @@ import io
 import textwrap
 from collections.abc import Callable, Sequence
 
-from runner.comparison.results import METRICS, Comparison, Contrast, SetupRow
+from runner.comparison.results import METRICS, Comparison, Contrast, SetupRow, signed
 from runner.reporting import wording
 
 WIDTH = 120
@@ -105,9 +105,10 @@ def largest_table(comparison: Comparison) -> Table:
 
 
 def reach_table(comparison: Comparison) -> Table:
-    """Seconds to the baseline's final loss."""
+    """Seconds to a loss as good as the baseline's final one."""
     kinds = {c.reach.quantity for c in comparison.contrasts if c.reach}
-    header = ["setup", "quality", f"seconds to the baseline's final {' or '.join(sorted(kinds))}"]
+    within = f"within {comparison.quality.margin:g} nats of the baseline's final"
+    header = ["setup", "quality", f"seconds to {within} {' or '.join(sorted(kinds))}"]
     rows = [[c.setup, c.verdict.word, wording.reached(c)] for c in comparison.contrasts if c.reach]
     return header, rows
 
@@ -118,7 +119,7 @@ def pair_table(comparison: Comparison) -> Table:
     rows = []
     for pair in comparison.pairs:
         cells = [_pair_cell(pair, metric) for metric in METRICS]
-        mean = f"{pair.difference.mean:+.4f}" if pair.difference else wording.NONE
+        mean = signed(pair.difference.mean) if pair.difference else wording.NONE
         rows.append([_change(pair), pair.verdict.word, mean, *cells])
     return header, rows
 

@@ -34,6 +34,7 @@ h1 { font-size: 26px; line-height: 1.25; font-weight: 650; letter-spacing: -0.01
 h1 em { font-style: normal; color: var(--soft); font-weight: 450; }
 h2 { font-size: 16px; font-weight: 640; margin: 0 0 2px; }
 p { margin: 0; }
+section > p.quiet { font-size: 13px; margin-bottom: 10px; }
 p.stands { color: var(--soft); font-size: 12.5px; margin-top: 8px; }
 .quiet, figcaption, .under { color: var(--soft); }
 .work { margin: 8px 0 0; color: var(--soft); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.comparison.results import Comparison, Contrast, Ratio, SetupRow
+from runner.comparison.results import Comparison, Contrast, Ratio, SetupRow, signed
 from runner.terminal import human_bytes, human_seconds
 
 NONE = "–"
@@ -60,8 +60,8 @@ def difference(contrast: Contrast | None) -> str:
     if found is None:
         return NONE
     if found.low is None or found.high is None:
-        return f"{found.mean:+.4f}"
-    return f"{found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
+        return f"{signed(found.mean)}"
+    return f"{signed(found.mean)} ({signed(found.low)} to {signed(found.high)})"
 
 
 def reached(contrast: Contrast | None) -> str:
