@@ -29,6 +29,8 @@ USAGE = """python -m runner.compare [sweep=latest|ID] [runs=ID,ID] [experiment=N
   baseline    what the others are held against: baseline=precision=fp32
   out         where comparison.md, .csv, .json and report.html go, by default ./comparison"""
 OPTIONS = ("sweep", "runs", "experiment", "uri", "folder", "baseline", "out")
+FAILED = {"diverged": "diverged", "killed": "unchecked"}
+"""Quality of a run of the baseline that did not end ok; `error` for every other status."""
 RULES = ("quality.margin", "quality.confidence", "quality.min_effect")
 
 
@@ -45,9 +47,14 @@ def compare_sweep(
 
 
 def qualities(comparison: Comparison) -> dict[str, str]:
-    """The quality verdict of every run, by run id: what its tag `quality` is to say."""
+    """The quality verdict of every run, by run id: what its tag `quality` is to say.
+
+    It is its setup's, but for runs of the baseline that did not end ok: those say so.
+    """
     return {
-        run.run_id: comparison.verdict_of(row.name).word
+        run.run_id: FAILED.get(run.status, "error")
+        if row.name == comparison.baseline and run.status != "ok"
+        else comparison.verdict_of(row.name).word
         for row in comparison.setups
         for run in row.runs
     }

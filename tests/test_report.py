@@ -386,6 +386,19 @@ def test_a_sweep_is_compared_at_its_end_and_every_run_gets_its_quality(tmp_path:
     assert quality["id-precision=bf16/2"] == "passed"
 
 
+def test_a_run_of_the_baseline_that_did_not_end_well_says_so() -> None:
+    runs = sweep()
+    runs[1] = run("precision=fp32", 1, None, status="diverged", message="loss not finite")
+    runs[2] = run("precision=fp32", 2, None, status="oom", message="too big")
+    quality = command.qualities(compare(runs))
+    assert [quality[f"precision=fp32/{seed}"] for seed in range(3)] == [
+        "baseline",
+        "diverged",
+        "error",
+    ]
+    assert quality["precision=bf16/0"] == "unknown"
+
+
 # --- the command ------------------------------------------------------------------------------
 
 

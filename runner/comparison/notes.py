@@ -79,7 +79,9 @@ def _seed_notes(setup: Setup, base: Setup | None) -> list[str]:
         for lacking, word in ((lost, "diverged"), (broken, "failed")):
             if lacking:
                 named = ", ".join(map(str, lacking))
-                notes.append(f"the baseline {word} with seed {named}; no pair there.")
+                message = setup.runs[lacking[0]].record.message
+                reason = f" ({message})" if message else ""
+                notes.append(f"the baseline {word} with seed {named}{reason}; no pair there.")
     notes.extend(_nonfinite_notes(setup))
     killed = [run.seed for run in setup.with_status("killed")]
     if killed:

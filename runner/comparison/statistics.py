@@ -126,6 +126,9 @@ def settling_seeds(found: Paired, *, margin: float, confidence: float) -> int | 
     First the number at which no difference passes, and twice the margin fails, with POWER, for
     the upper bound of the spread seen so far. Where that many seeds are there already, the mean
     lies close to the margin: then the number that tells this mean from the margin.
+
+    To add seeds and look again is a second chance: at a true difference equal to the margin, two
+    looks pass at most twice as often as one (10 % at a confidence of 95 %; simulated: 9 to 10 %).
     """
     if found.stdev is None:
         return FIRST_SEEDS
