@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -126,17 +126,20 @@ class Page:
 
     def until(self, what: str, ready: Callable[[], Found | None]) -> Found:
         """Wait for a true value of `ready`; AssertionError with the page's text otherwise."""
+        problem = ""
 
         def tried(_: object) -> Found | None:
+            nonlocal problem
             try:
                 return ready()
-            except (StaleElementReferenceException, WebDriverException):
-                return None  # the page is being drawn: look again
+            except WebDriverException as error:  # the page is being drawn: look again
+                problem = f" ({str(error.msg).splitlines()[0]})"
+                return None
 
         try:
             found = WebDriverWait(self.driver, WAIT_S).until(tried)
         except WebDriverException as error:
-            raise AssertionError(f"no {what} on the page:\n{self.text()}") from error
+            raise AssertionError(f"no {what} on the page{problem}:\n{self.text()}") from error
         assert found is not None
         return found
 
