@@ -95,5 +95,6 @@ def test_device_time_is_taken_from_events_and_waits_only_when_read(
     assert stream.made < 10  # events are used again
 
 
+@pytest.mark.timing
 def test_a_mark_costs_microseconds() -> None:
     assert 0 < mark_cost(torch.device("cpu")) < 1e-4

@@ -40,7 +40,7 @@ def test_scientific_notation_is_a_number_even_as_text(text: object) -> None:
         ("betas", [0.9, 0.9, 0.9], "tuple[float, float]"),
         ("betas", ["x", 0.9], "tuple[float, float]"),
         ("lr", -1.0, "a positive number"),
-        ("implementation", "quick", "fused, foreach, plain"),
+        ("implementation", "quick", "fused, foreach, plain, compiled"),
     ],
 )
 def test_a_wrong_value_names_its_full_key_and_what_is_allowed(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from runner.journal import INTERVAL_S, Journal
 from runner.records import read_journal
 from tests.test_accounting import update
@@ -41,6 +43,7 @@ def test_a_flush_is_complete_when_it_returns(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.timing
 def test_handing_over_costs_microseconds(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     record = update(1)

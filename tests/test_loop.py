@@ -299,6 +299,7 @@ class SlowExamples(Sequence[Example]):
         return self._chosen[index]
 
 
+@pytest.mark.timing
 def test_waiting_for_data_is_in_the_step_and_named(tmp_path: Path) -> None:
     feed = feed_of(SlowExamples(examples(5, 6, 7, 8), 0.05), batch=2, micro=2)
     loop = loop_of(training_of(tiny_gpt()), feed.draws(), tmp_path, updates=10)
@@ -310,6 +311,7 @@ def test_waiting_for_data_is_in_the_step_and_named(tmp_path: Path) -> None:
     assert sum(r.total for r in loop.records) == pytest.approx(loop.wall_s, rel=0.01)
 
 
+@pytest.mark.timing
 def test_a_slow_first_update_stays_out_of_the_statistics(tmp_path: Path) -> None:
     chosen = examples(5)
 

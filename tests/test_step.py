@@ -364,6 +364,7 @@ def phase_times(where: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]
     return {phase: sorted(t[phase] for t in times)[len(times) // 2] for phase in PHASES}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("where", PHASES)
 def test_a_sleep_lengthens_its_own_phase_and_no_other(
     where: str, monkeypatch: pytest.MonkeyPatch
@@ -376,6 +377,7 @@ def test_a_sleep_lengthens_its_own_phase_and_no_other(
     assert all(abs(change) < 0.002 for change in grown.values()), grown
 
 
+@pytest.mark.timing
 def test_phases_partition_the_update_and_updates_partition_the_loop() -> None:
     training = scalar_training()
     clock = HostClock()
