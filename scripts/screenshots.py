@@ -125,11 +125,11 @@ class Camera:
         self.open()
         self.group()
         self.page.click(SETUPS[1])
-        self.page.see("summary/eval_loss", "largest_live_object"[:10])
+        self.page.see("summary/eval_loss", "Tags")
         self.shoot("run", height=900)
 
     def compared(self) -> None:
-        """The runs of the first seed side by side, only what differs."""
+        """One run of each setup side by side, only what differs."""
         self.open()
         self.group()
         for setup in SETUPS:
