@@ -9,7 +9,7 @@ from pathlib import Path
 from runner.comparison.results import Comparison
 from runner.records import write_atomically
 from runner.reporting.page import page
-from runner.reporting.tables import comma_separated, lines, markdown
+from runner.reporting.texts import comma_separated, lines, markdown
 
 __all__ = ["lines", "write"]
 

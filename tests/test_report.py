@@ -29,7 +29,7 @@ from runner.records import RunRecord, dumps
 from runner.reporting import canvas, cost_plots
 from runner.reporting.marks import LONGEST, shortened
 from runner.reporting.page import page
-from runner.reporting.tables import comma_separated, markdown
+from runner.reporting.texts import comma_separated, markdown
 from runner.reporting.theme import STYLE
 from tests.compared import BF16, evaluation, run, update
 
