@@ -76,7 +76,8 @@ figure svg text { font-family: inherit; }
 figure svg text:not([style*="fill: #"]) { paint-order: stroke; stroke: var(--card);
   stroke-width: 3px; stroke-linejoin: round; }
 figure table { font-size: 12.5px; margin-top: 10px; }
-figure td { padding: 4px 10px 4px 0; overflow-wrap: anywhere; }
+figure td { padding: 4px 10px 4px 0; }
+figure td:first-child { overflow-wrap: anywhere; min-width: 9em; }
 figure th { white-space: normal; }
 .chips { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 12.5px; color: var(--soft);
   margin: 0 0 8px; }
