@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runner.compose import CONFIG, Command, command_of, parser, start_hydra
+from runner.compose import Command, command_of
 from runner.config import build
 from runner.contracts import Fault, UserError
+from runner.door import CONFIG, parser, start_hydra
 from runner.launch import Result, Session, run_job, start_worker
 from runner.sweeps import run_sweep
 from runner.terminal import print_faults
@@ -121,7 +122,12 @@ def _run_hydra(command: Command, session: Session) -> None:
     """Let Hydra run the jobs; every planned job has a result in the session afterwards."""
     task = partial(_task, command, session)
     run = command.hydra.multirun if command.multirun else command.hydra.run
-    run(config_name=command.config_name, task_function=task, overrides=command.overrides)
+    try:
+        run(config_name=command.config_name, task_function=task, overrides=command.overrides)
+    except Exception as error:
+        # For example a YAML that was edited while the sweep ran: Hydra reads it for every job.
+        missing = len(command.jobs) - len(session.results)
+        print(f"error: {missing} jobs were not run: {error}", file=sys.stderr)
 
 
 def _task(command: Command, session: Session, config: Any) -> str:

@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import argparse
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra import version
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from runner.checks import NEITHER, check
-from runner.config import TARGET, Root, conf_dir, nearest
+from runner.config import TARGET
 from runner.contracts import Fault, UserError
+from runner.door import CONFIG, compose, parse, reason_of, start_hydra
+from runner.overrides import (
+    hydra_mode,
+    refuse_sweep_without_flag,
+    seeds_first,
+    swept_values,
+    with_params,
+)
 from runner.states import WEIGHTS
 
-CONFIG = "config"
-QUOTING = "quote it for Hydra and for the shell: 'key=\"value\"'"
 NAME_LIMIT = 255
 """Bytes of one folder name that common file systems allow."""
 
@@ -71,43 +70,13 @@ class Command:
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def start_hydra(args: argparse.Namespace) -> Hydra:
-    """Hydra on the shipped YAML, with the user's `--config-dir` before the schema."""
-    ConfigStore.instance().store(name="root", node=Root)
-    if not OmegaConf.has_resolver("unique"):
-        OmegaConf.register_new_resolver("unique", lambda: secrets.token_hex(2), use_cache=True)
-    path = create_config_search_path(str(args.config_path or conf_dir()))
-    if args.config_dir is not None:
-        added = Path(args.config_dir).resolve()
-        if not added.is_dir():
-            raise UserError(
-                Fault(
-                    key="--config-dir",
-                    given=str(added),
-                    allowed="a folder that exists",
-                    next_step="correct the path",
-                )
-            )
-        path.prepend(
-            provider="command-line", path=f"file://{added}", anchor=SearchPathQuery("schema")
-        )
-    version.setbase("1.3")
-    GlobalHydra.instance().clear()
-    return Hydra.create_main_hydra2(task_name="runner", config_search_path=path)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Hydra's own argument parser."""
-    return get_args_parser()
-
-
 def command_of(args: argparse.Namespace, launch: Path) -> Command:
     """Compose and check every job. Raises UserError with the faults of all jobs together."""
     hydra = start_hydra(args)
     name = args.config_name or CONFIG
     overrides = parse(hydra, args.overrides)
     multirun = bool(args.multirun) or hydra_mode(overrides) == "MULTIRUN"
-    _refuse_sweep_without_flag(overrides, multirun)
+    refuse_sweep_without_flag(overrides, multirun)
     mode = RunMode.MULTIRUN if multirun else RunMode.RUN
     named = compose(hydra, name, [str(o.input_line) for o in overrides], mode)
     typed = with_params(hydra, named, overrides, multirun)
@@ -146,185 +115,7 @@ def _fixed_folder(master: DictConfig, multirun: bool) -> list[str]:
     return [f"{key}='{folder}'", f"hydra.mode={mode}"]
 
 
-# --- overrides --------------------------------------------------------------------------------
-
-
-def parse(hydra: Hydra, texts: Sequence[str]) -> list[Override]:
-    """Overrides by Hydra's grammar; each one that it refuses becomes a fault."""
-    grammar = OverridesParser.create(config_loader=hydra.config_loader)
-    found, faults = [], []
-    for text in texts:
-        try:
-            found.append(grammar.parse_override(text))
-        except HydraException as error:
-            faults.append(
-                Fault(
-                    key=text.partition("=")[0],
-                    given=text,
-                    allowed=f"Hydra's override grammar ({_last_line(error)})",
-                    next_step=QUOTING if "=" in text else "write key=value",
-                )
-            )
-    if faults:
-        raise UserError(*faults)
-    return found
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip() and "See http" not in line]
-    return lines[0].strip() if lines else type(error).__name__
-
-
-NO_PARAMS = "hydra.sweeper.params=null"
-
-
-def with_params(
-    hydra: Hydra, config: DictConfig, typed: Sequence[Override], multirun: bool
-) -> list[Override]:
-    """The overrides of a named experiment (`hydra.sweeper.params`), then the typed ones, which
-    win; Hydra's sweeper is told of none, so that every sweep is expanded in one way."""
-    params = OmegaConf.select(config, "hydra.sweeper.params")
-    if not params:
-        return list(typed)
-    if not multirun:
-        raise UserError(
-            Fault(
-                key="experiment",
-                given="a sweep",
-                allowed="one job, or a sweep with -m",
-                next_step="add -m",
-            )
-        )
-    keys = {override.key_or_group for override in typed}
-    added = parse(hydra, [f"{key}={value}" for key, value in params.items() if key not in keys])
-    return [*added, *typed, *parse(hydra, [NO_PARAMS])]
-
-
-def hydra_mode(overrides: Sequence[Override]) -> str | None:
-    """What `hydra.mode=` says, if it was typed."""
-    for override in overrides:
-        if override.key_or_group == "hydra.mode":
-            return str(override.value()).upper()
-    return None
-
-
-def _refuse_sweep_without_flag(overrides: Sequence[Override], multirun: bool) -> None:
-    faults = [
-        Fault(
-            key=str(override.key_or_group),
-            given=str(override.input_line),
-            allowed="one value, or several with -m",
-            next_step="add -m to sweep, or write a list as key=[a,b]",
-        )
-        for override in overrides
-        if override.is_sweep_override() and not multirun
-    ]
-    if faults:
-        raise UserError(*faults)
-
-
-def seeds_first(overrides: Sequence[Override]) -> list[Override]:
-    """The same overrides with a swept `seed` in front, so that repeats of setups interleave:
-    the first swept key is the outer loop of a sweep."""
-    swept = [o for o in overrides if o.is_sweep_override() and o.key_or_group == "seed"]
-    return swept + [o for o in overrides if not any(o is s for s in swept)]
-
-
-def swept_values(override: Override) -> list[str]:
-    """The values of a discrete sweep as Hydra writes them."""
-    if not override.is_discrete_sweep():
-        raise UserError(
-            Fault(
-                key=str(override.key_or_group),
-                given=str(override.input_line),
-                allowed="a discrete sweep: a,b,c or choice(...) or range(...)",
-                next_step="list the values",
-            )
-        )
-    return [str(value) for value in override.sweep_string_iterator()]
-
-
-# --- composition ------------------------------------------------------------------------------
-
-
-def compose(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> DictConfig:
-    """The config of these overrides; raises UserError naming each override that is wrong."""
-    try:
-        return _composed(hydra, name, overrides, mode)
-    except (HydraException, OmegaConfBaseException) as error:
-        faults = []
-        try:
-            _composed(hydra, name, [], RunMode.RUN)
-        except (HydraException, OmegaConfBaseException):
-            overrides = []  # the files themselves do not compose
-        for override in overrides:
-            try:
-                _composed(hydra, name, [override], mode)
-            except (HydraException, OmegaConfBaseException) as single:
-                faults.append(_fault_of(hydra, name, override, single))
-        raise UserError(*(faults or [_joint_fault(overrides, error)])) from error
-
-
-def _composed(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> DictConfig:
-    return hydra.compose_config(
-        config_name=name,
-        overrides=overrides,
-        run_mode=mode,
-        with_log_configuration=False,
-        validate_sweep_overrides=False,
-    )
-
-
-def _joint_fault(overrides: Sequence[str], error: BaseException) -> Fault:
-    return Fault(
-        key=" ".join(overrides) or CONFIG,
-        given="these overrides together",
-        allowed=f"a configuration that composes ({_last_line(error)})",
-        next_step="remove them one by one",
-    )
-
-
-def _fault_of(hydra: Hydra, name: str, override: str, error: BaseException) -> Fault:
-    key, _, given = override.lstrip("+~").partition("=")
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return Fault(
-            key=key,
-            given=given or override,
-            allowed=nearest(given, error.options or []),
-            next_step=f"choose one: {key}=NAME",
-        )
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException) and "could not be converted" in str(cause):
-        wanted = re.search(r"converted to (\w+)", str(cause))
-        word = wanted.group(1) if wanted else "another type"
-        return Fault(
-            key=key, given=given, allowed=word.lower(), next_step=f"give {key} as {word.lower()}"
-        )
-    return Fault(
-        key=key,
-        given=override,
-        allowed=nearest(key, _known_keys(hydra, name)),
-        next_step="correct the key or remove it",
-    )
-
-
-def _known_keys(hydra: Hydra, name: str) -> list[str]:
-    """Every key that can be overridden: the default config's, flattened, groups included."""
-    config = _composed(hydra, name, [], RunMode.RUN)
-    plain = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(plain, dict)
-    keys: list[str] = []
-
-    def walk(node: Mapping[Any, Any], prefix: str) -> None:
-        for name, value in node.items():
-            if name in ("hydra", TARGET):
-                continue
-            keys.append(f"{prefix}{name}")
-            if isinstance(value, Mapping):
-                walk(value, f"{prefix}{name}.")
-
-    walk(plain, "")
-    return keys
+# --- jobs -------------------------------------------------------------------------------------
 
 
 def _sweep_jobs(
@@ -422,7 +213,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             Fault(
                 key=str(error.full_key or CONFIG),
                 given="an interpolation",
-                allowed=f"one that resolves ({_last_line(error)})",
+                allowed=f"one that resolves ({reason_of(error)})",
                 next_step="correct it",
             )
         ) from error
@@ -441,7 +232,7 @@ def setup_name(
     named = dict(swept)
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
-        named.setdefault(key, value)
+        named[key] = value  # of a key typed twice, the last counts
     words = [f"{k}={v}" for k, v in named.items() if re.split(r"[./]", k)[0] not in QUIET]
     if words:
         return " ".join(words)

@@ -142,7 +142,7 @@ def flops_of(job: Job, lengths: Any) -> int:
 
 
 def memory_figures(run: Run) -> dict[str, float]:
-    """Peak bytes: of the timed updates on CUDA, from the account on a CPU."""
+    """Peak bytes: over all updates on CUDA, from the account on a CPU."""
     assert run.loop is not None and run.device is not None
     if run.device.type == "cuda":
         seen = [record.memory for record in run.loop.records if record.memory]

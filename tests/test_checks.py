@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from runner.checks import setup_id, workload_id
-from runner.compose import command_of, parser
+from runner.compose import command_of
+from runner.door import parser
 
 
 def config(*words: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.compose import Command, command_of, parser
+from runner.compose import Command, command_of
 from runner.contracts import Fault, UserError
+from runner.door import parser
 
 
 def composed(*words: str, launch: Path = Path("/nowhere")) -> Command:
@@ -194,3 +195,9 @@ def test_files_that_do_not_compose_are_one_message(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("defaults:\n  - nothing: here\n")
     found = faults(f"--config-path={tmp_path}")
     assert found[0].allowed.startswith("a configuration that composes")
+
+
+def test_of_a_key_typed_twice_the_last_value_runs_and_names_the_setup() -> None:
+    (plan,) = composed("batch=8", "batch=2").jobs
+    assert plan.config["batch"] == 2
+    assert plan.setup == "batch=2"

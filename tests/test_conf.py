@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from runner.checks import build_parts, check
-from runner.compose import command_of, parser
+from runner.compose import command_of
 from runner.config import conf_dir
 from runner.contracts import Lever, Recipe
+from runner.door import parser
 
 OPTIONS = sorted(
     path.relative_to(conf_dir()).with_suffix("")

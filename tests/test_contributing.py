@@ -13,8 +13,9 @@ import yaml
 
 from runner.assemble import Job, assemble, load_corpus
 from runner.checks import build_parts
-from runner.compose import Command, command_of, parser
+from runner.compose import Command, command_of
 from runner.contracts import UserError
+from runner.door import parser
 from runner.measure.account import MemoryAccount
 from runner.measure.probe import probe
 from runner.records import RunRecord, read_journal, updates_of

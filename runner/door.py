@@ -1,0 +1,170 @@
+"""Hydra at the door: its argument parser, its composition, its errors as plain faults.
+
+Hydra's own classes are used below its decorator, since a sweep must be composed whole before it
+runs; hydra-core is therefore held at 1.3 in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.config import TARGET, Root, conf_dir, nearest
+from runner.contracts import Fault, UserError
+
+CONFIG = "config"
+QUOTING = "quote it for Hydra and for the shell: 'key=\"value\"'"
+
+
+def start_hydra(args: argparse.Namespace) -> Hydra:
+    """Hydra on the shipped YAML, with the user's `--config-dir` before the schema."""
+    ConfigStore.instance().store(name="root", node=Root)
+    if not OmegaConf.has_resolver("unique"):
+        OmegaConf.register_new_resolver("unique", lambda: secrets.token_hex(2), use_cache=True)
+    path = create_config_search_path(str(args.config_path or conf_dir()))
+    if args.config_dir is not None:
+        added = Path(args.config_dir).resolve()
+        if not added.is_dir():
+            raise UserError(
+                Fault(
+                    key="--config-dir",
+                    given=str(added),
+                    allowed="a folder that exists",
+                    next_step="correct the path",
+                )
+            )
+        path.prepend(
+            provider="command-line", path=f"file://{added}", anchor=SearchPathQuery("schema")
+        )
+    version.setbase("1.3")
+    GlobalHydra.instance().clear()
+    return Hydra.create_main_hydra2(task_name="runner", config_search_path=path)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Hydra's own argument parser."""
+    return get_args_parser()
+
+
+def parse(hydra: Hydra, texts: Sequence[str]) -> list[Override]:
+    """Overrides by Hydra's grammar; each one that it refuses becomes a fault."""
+    grammar = OverridesParser.create(config_loader=hydra.config_loader)
+    found, faults = [], []
+    for text in texts:
+        try:
+            found.append(grammar.parse_override(text))
+        except HydraException as error:
+            faults.append(
+                Fault(
+                    key=text.partition("=")[0],
+                    given=text,
+                    allowed=f"Hydra's override grammar ({reason_of(error)})",
+                    next_step=QUOTING if "=" in text else "write key=value",
+                )
+            )
+    if faults:
+        raise UserError(*faults)
+    return found
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error that says something."""
+    lines = [line for line in str(error).splitlines() if line.strip() and "See http" not in line]
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def compose(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> DictConfig:
+    """The config of these overrides; raises UserError naming each override that is wrong."""
+    try:
+        return _composed(hydra, name, overrides, mode)
+    except (HydraException, OmegaConfBaseException) as error:
+        faults = []
+        try:
+            _composed(hydra, name, [], RunMode.RUN)
+        except (HydraException, OmegaConfBaseException):
+            overrides = []  # the files themselves do not compose
+        for override in overrides:
+            try:
+                _composed(hydra, name, [override], mode)
+            except (HydraException, OmegaConfBaseException) as single:
+                faults.append(_fault_of(hydra, name, override, single))
+        raise UserError(*(faults or [_joint_fault(overrides, error)])) from error
+
+
+def _composed(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> DictConfig:
+    return hydra.compose_config(
+        config_name=name,
+        overrides=overrides,
+        run_mode=mode,
+        with_log_configuration=False,
+        validate_sweep_overrides=False,
+    )
+
+
+def _joint_fault(overrides: Sequence[str], error: BaseException) -> Fault:
+    return Fault(
+        key=" ".join(overrides) or CONFIG,
+        given="these overrides together",
+        allowed=f"a configuration that composes ({reason_of(error)})",
+        next_step="remove them one by one",
+    )
+
+
+def _fault_of(hydra: Hydra, name: str, override: str, error: BaseException) -> Fault:
+    key, _, given = override.lstrip("+~").partition("=")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return Fault(
+            key=key,
+            given=given or override,
+            allowed=nearest(given, error.options or []),
+            next_step=f"choose one: {key}=NAME",
+        )
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and "could not be converted" in str(cause):
+        wanted = re.search(r"converted to (\w+)", str(cause))
+        word = wanted.group(1) if wanted else "another type"
+        return Fault(
+            key=key, given=given, allowed=word.lower(), next_step=f"give {key} as {word.lower()}"
+        )
+    return Fault(
+        key=key,
+        given=override,
+        allowed=nearest(key, _known_keys(hydra, name)),
+        next_step="correct the key or remove it",
+    )
+
+
+def _known_keys(hydra: Hydra, name: str) -> list[str]:
+    """Every key that can be overridden: the default config's, flattened, groups included."""
+    config = _composed(hydra, name, [], RunMode.RUN)
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    keys: list[str] = []
+
+    def walk(node: Mapping[Any, Any], prefix: str) -> None:
+        for name, value in node.items():
+            if name in ("hydra", TARGET):
+                continue
+            keys.append(f"{prefix}{name}")
+            if isinstance(value, Mapping):
+                walk(value, f"{prefix}{name}.")
+
+    walk(plain, "")
+    return keys
