@@ -7,7 +7,9 @@ The held-out loss is always computed eagerly, so that it is the same arithmetic 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
@@ -45,6 +47,20 @@ def compiled(model: nn.Module, loss: LossLever, mode: str) -> LossLever:
     options: dict[str, Any] = {"mode": MODES[mode], "dynamic": True}
     model.compile(**options)
     return CompiledLoss(function=torch.compile(loss.loss_sum, **options))
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """Context in which compiled code runs eagerly.
+
+    Where torch's compiler was never loaded nothing is compiled, and loading it to say so would
+    cost more than a second.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    import torch
+
+    context: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return context
 
 
 @dataclass(kw_only=True, eq=False)

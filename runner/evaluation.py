@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from runner.compiling import eagerly
 from runner.contracts import LossLever, MicroBatch, Recipe
 from runner.records import EvaluationRecord
 from runner.step import to_device
@@ -48,8 +49,8 @@ class Evaluation:
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         plain = torch.autocast(self.device.type, enabled=False)
-        eager = torch.compiler.set_stance("force_eager")
-        with evaluation_mode(model), torch.no_grad(), plain, eager, self.recipe.evaluation(model):
+        exact = self.recipe.evaluation(model)
+        with evaluation_mode(model), torch.no_grad(), plain, eagerly(), exact:
             for micro in self.micros:
                 moved = to_device(micro, self.device)
                 hidden = model.hidden(  # type: ignore[operator]

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from runner import checks
-from runner.assemble import assemble, check_device, choose_device, load_corpus
+from runner.assemble import assemble, check_device, choose_device, compiles, load_corpus
 from runner.compiling import OFF
 from runner.contracts import Unsupported, UserError
 from runner.environment import device_id, other_processes
@@ -88,7 +89,8 @@ def _work(run: Run, stop: Callable[[], bool]) -> None:
     lock = exclusive(
         device_id(device), waiting=lambda: run.say("waiting for the device"), stop=stop
     )
-    with lock as held, run.compilations:
+    counted = run.compilations if compiles(config) else nullcontext()
+    with lock as held, counted:
         if not held:
             raise Stopped("stopped by a signal while another job held the device")
         _train(run, parts, device, stop)

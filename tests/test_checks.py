@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.checks import setup_id, workload_id
+from runner.checks import job_id, setup_id, workload_id
 from runner.compose import command_of
 from runner.door import parser
 
@@ -72,3 +72,9 @@ def test_repeats_and_places_change_neither(word: str) -> None:
 
 def test_another_corpus_is_another_workload() -> None:
     assert workload_id(config(), "a") != workload_id(config(), "b")
+
+
+def test_the_same_job_is_known_again_and_any_change_makes_another() -> None:
+    assert job_id(config("seed=1")) == job_id(config("seed=1", "tracking=off"))
+    others = ["seed=2", "optimizer.lr=1e-3", "precision=bf16", "accum=2", "updates=7"]
+    assert len({job_id(config("seed=1", *([w] if w else []))) for w in ["", *others]}) == 6
