@@ -14,7 +14,7 @@ from scripts import mlflow_ui
 from scripts.mlflow_ui import Page, chromium, served
 from tests.test_cli import folders, parent_and_children, record_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.xdist_group("sweep")]
 
 PARENT = "sweep precision=fp32,fp16"
 

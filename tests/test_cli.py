@@ -140,15 +140,15 @@ def test_a_missing_device_is_refused_by_name_and_leaves_no_run(launch: Path, cor
 
 
 def test_an_inline_job_says_so_and_gives_the_same_losses(launch: Path, corpora: Path) -> None:
-    for process in ("fresh", "inline"):
-        assert run(launch, corpora, *TINY, f"process={process}").returncode == 0
+    done = run(launch, corpora, "-m", *TINY, "process=fresh,inline")
+    assert done.returncode == 0, done.stdout + done.stderr
     first, second = folders(launch)
     curves = [
         [u.loss for u in updates_of(read_journal(f / "journal.jsonl"))] for f in (first, second)
     ]
     assert curves[0] == curves[1]
-    processes = {record_of(f).environment["process"] for f in (first, second)}
-    assert processes == {"fresh", "inline"}
+    processes = [record_of(f).environment["process"] for f in (first, second)]
+    assert processes == ["fresh", "inline"]
 
 
 def test_tracking_off_still_trains(launch: Path, corpora: Path) -> None:
@@ -370,7 +370,7 @@ def test_an_interrupted_job_is_killed_with_what_it_had(
 def test_a_worker_killed_from_outside_is_listed_and_the_others_finish(
     launch: Path, corpora: Path
 ) -> None:
-    words = (*LONG, "updates=400", "accum=1,2,4")
+    words = (*LONG, "updates=150", "accum=1,2,4")
     process = subprocess.Popen(
         command(corpora, "-m", *words), cwd=launch, text=True, stdout=subprocess.PIPE
     )
@@ -411,14 +411,13 @@ def test_a_killed_launcher_takes_its_worker_along_and_the_next_start_ends_its_ru
 def test_finished_jobs_are_not_repeated_and_new_seeds_extend_the_comparison(
     launch: Path, corpora: Path
 ) -> None:
-    words = ("-m", *TINY, "accum=1,2", "skip_finished=true")
+    words = ("-m", *TINY, "skip_finished=true")
     assert run(launch, corpora, *words, "seed=0").returncode == 0
     done = run(launch, corpora, *words, "seed=0,1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("finished before as run") == 2
+    assert done.stdout.count("finished before as run") == 1
     jobs = [r for r in stored(launch) if "sweep_parent" not in r.data.tags]
-    seeds = sorted((r.data.params["accum"], r.data.params["seed"]) for r in jobs)
-    assert seeds == [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
+    assert sorted(r.data.params["seed"] for r in jobs) == ["0", "1"]
     newest = max(launch.glob("runs/*/*/comparison.json"), key=lambda path: path.stat().st_mtime)
-    setups = json.loads(newest.read_text())["setups"]
-    assert [len(setup["runs"]) for setup in setups] == [2, 2]
+    (setup,) = json.loads(newest.read_text())["setups"]
+    assert len(setup["runs"]) == 2

@@ -23,6 +23,8 @@ from tests.test_cli import folders, parent_and_children
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 UNITS = {"nats", "s", "tokens/s", "bytes", "1"}
 
+pytestmark = pytest.mark.xdist_group("sweep")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
