@@ -168,3 +168,35 @@ def _known_keys(hydra: Hydra, name: str) -> list[str]:
 
     walk(plain, "")
     return keys
+
+
+# --- help -------------------------------------------------------------------------------------
+
+USAGE = """python -m runner [-m] [group=option ...] [key=value ...]
+
+One job, or with -m and several values (precision=fp32,bf16 seed=0,1,2) a sweep of jobs.
+--cfg job prints the configuration without running it; --config-dir DIR adds options of your own;
+--hydra-help tells what else Hydra takes."""
+
+
+def help_text(hydra: Hydra, args: argparse.Namespace) -> str:
+    """What --help prints: usage, the options of every group, the configuration with its defaults.
+
+    The groups are read from the folders; Hydra's own listing of them takes longer than everything
+    else that happens here.
+    """
+    added = [Path(args.config_dir)] if args.config_dir else []
+    roots = [Path(args.config_path or conf_dir()), *added]
+    options: dict[str, set[str]] = {}
+    for root in roots:
+        for path in root.rglob("*.yaml"):
+            if path.parent != root:
+                options.setdefault(str(path.parent.relative_to(root)), set()).add(path.stem)
+    groups = "\n".join(
+        f"{name}: {', '.join(sorted(found))}" for name, found in sorted(options.items())
+    )
+    config = compose(hydra, args.config_name or CONFIG, args.overrides, RunMode.RUN)
+    task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return "\n".join(
+        [USAGE, "", "== Groups ==", groups, "", "== Configuration ==", OmegaConf.to_yaml(task)]
+    )
