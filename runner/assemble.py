@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from torch import nn
 
 from runner.checks import Parts, vocab_fault
 from runner.compiling import OFF, compiled
-from runner.contracts import Corpus, Fault, LossLever, MicroBatch, Unsupported, UserError
+from runner.contracts import (
+    Corpus,
+    Fault,
+    Lever,
+    LossLever,
+    MicroBatch,
+    Recipe,
+    Unsupported,
+    UserError,
+)
 from runner.data.order import updates_per_epoch
 from runner.evaluation import Evaluation
 from runner.feed import Feed
@@ -194,18 +204,28 @@ def _training(
         clear_gradients=_one(
             levers, lambda part: part.clear_gradients() is not None, "memory/gradients"
         ).clear_gradients(),
-        forward_contexts=lambda: _contexts(
-            [parts.precision.compute(device), *(lever.forward() for lever in levers)]
+        forward_contexts=_contexts(
+            [
+                *(partial(make, device) for make in _own(Recipe, "compute", parts.precision)),
+                *_own(Lever, "forward", *levers),
+            ]
         ),
-        backward_contexts=lambda: _contexts([lever.backward() for lever in levers]),
+        backward_contexts=_contexts(_own(Lever, "backward", *levers)),
         applied=torch.zeros((), dtype=torch.int64, device=device),
     )
 
 
+def _own(base: type[Any], hook: str, *parts: Any) -> list[Callable[..., Any]]:
+    """The hooks of the parts that do not leave it as `base` has it: there are many levers, and
+    few take part in every pass."""
+    return [getattr(p, hook) for p in parts if getattr(type(p), hook) is not getattr(base, hook)]
+
+
 def _contexts(
-    made: Sequence[AbstractContextManager[Any] | None],
-) -> list[AbstractContextManager[Any]]:
-    return [context for context in made if context is not None]
+    makers: Sequence[Callable[[], AbstractContextManager[Any] | None]],
+) -> Callable[[], list[AbstractContextManager[Any]]]:
+    """Makes the contexts of one pass; a maker may have none for it."""
+    return lambda: [context for make in makers if (context := make()) is not None]
 
 
 def _one(levers: Sequence[Any], wanted: Callable[[Any], bool], key: str) -> Any:
