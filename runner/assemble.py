@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner.checks import Parts, vocab_fault
+from runner.checks import Parts, optimizer_builders, optimizer_fault, vocab_fault
 from runner.compiling import OFF, compiled
 from runner.contracts import (
+    BuiltOptimizer,
     Corpus,
     Fault,
     Lever,
@@ -181,10 +182,10 @@ def _training(
     model: nn.Module,
     updates: int,
 ) -> Training:
-    optimizer = parts.optimizer.build(model, device)
+    built = build_optimizer(parts, model, device)
     policy = parts.precision.scaler()
     if policy is not None:
-        _refuse_fp16_weights(model)
+        _refuse_fp16_weights(model, built)
     levers = tuple(parts.levers.values())
     loss: LossLever = _one(levers, lambda part: isinstance(part, LossLever), "memory/loss")
     if config["compile"] != OFF:
@@ -192,7 +193,8 @@ def _training(
     factors = torch.tensor(parts.schedule.factors(updates), dtype=torch.float32, device=device)
     return Training(
         model=model,
-        optimizer=optimizer,
+        optimizer=built.optimizer,
+        masters=built.masters,
         objective=parts.objective,
         loss=loss,
         device=device,
@@ -200,7 +202,7 @@ def _training(
         lr_factors=factors,
         scaler=LossScaler(policy, device) if policy is not None else None,
         clip=config["clip"],
-        skips_on_device=parts.optimizer.skips_on_device,
+        skips_on_device=built.skips_on_device,
         clear_gradients=_one(
             levers, lambda part: part.clear_gradients() is not None, "memory/gradients"
         ).clear_gradients(),
@@ -213,6 +215,20 @@ def _training(
         backward_contexts=_contexts(_own(Lever, "backward", *levers)),
         applied=torch.zeros((), dtype=torch.int64, device=device),
     )
+
+
+def build_optimizer(parts: Parts, model: nn.Module, device: torch.device) -> BuiltOptimizer:
+    """The optimizer of a job, by the recipe or the lever that decides it, else by its own part.
+
+    Raises UserError when several parts would decide it.
+    """
+    builders = optimizer_builders(parts)
+    if len(builders) > 1:
+        raise UserError(optimizer_fault(list(builders)))
+    for build in builders.values():
+        return build(parts.optimizer, model, device)
+    part = parts.optimizer
+    return BuiltOptimizer(optimizer=part.build(model, device), skips_on_device=part.skips_on_device)
 
 
 def _own(base: type[Any], hook: str, *parts: Any) -> list[Callable[..., Any]]:
@@ -243,11 +259,12 @@ def _one(levers: Sequence[Any], wanted: Callable[[Any], bool], key: str) -> Any:
     return found[0]
 
 
-def _refuse_fp16_weights(model: nn.Module) -> None:
+def _refuse_fp16_weights(model: nn.Module, built: BuiltOptimizer) -> None:
+    """FP16 gradients cannot be unscaled where they are: they need an FP32 master to go to."""
     names = [
         name
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and parameter.dtype == torch.float16
+        if parameter.requires_grad and built.masters.get(name, parameter).dtype == torch.float16
     ]
     if names:
         raise UserError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from platform import python_version
@@ -27,7 +27,7 @@ from runner.config import (
     part_class,
     unknown_key,
 )
-from runner.contracts import Fault, UserError
+from runner.contracts import Fault, OptimizerBuilder, UserError
 from runner.records import dumps
 
 GROUPS = (
@@ -224,6 +224,26 @@ def _role_faults(parts: Parts) -> Iterable[Fault]:
                 allowed="exactly one",
                 next_step=f"choose one option: {key}=NAME",
             )
+    builders = optimizer_builders(parts)
+    if len(builders) > 1:
+        yield optimizer_fault(list(builders))
+
+
+def optimizer_builders(parts: Parts) -> dict[str, OptimizerBuilder]:
+    """What builds the optimizer in place of its own part, by the key of who does it."""
+    deciders = {"precision": parts.precision, **parts.levers}
+    found = {key: part.optimizer() for key, part in deciders.items()}
+    return {key: build for key, build in found.items() if build is not None}
+
+
+def optimizer_fault(keys: Sequence[str]) -> Fault:
+    """Several parts that would each build the optimizer."""
+    return Fault(
+        key=", ".join(keys),
+        given=f"{len(keys)} parts that each build the optimizer in their own way",
+        allowed="one at most",
+        next_step=f"choose another option of {' or of '.join(keys)}",
+    )
 
 
 def vocab_fault(needed: int, rows: int) -> Fault:

@@ -344,6 +344,10 @@ class Recipe:
         """Context in which `model` computes in fp32 on its trained weights."""
         return nullcontext()
 
+    def optimizer(self) -> OptimizerBuilder | None:
+        """How the optimizer is built, if this recipe decides it; asked without torch."""
+        return None
+
 
 # --- levers -----------------------------------------------------------------------------------
 
@@ -380,8 +384,33 @@ class Lever:
         """How gradients are cleared before an update, if this lever decides it."""
         return None
 
+    def optimizer(self) -> OptimizerBuilder | None:
+        """How the optimizer is built, if this lever decides it; asked without torch."""
+        return None
+
 
 # --- optimizer and schedule -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BuiltOptimizer:
+    """An optimizer, and what the update must know of it.
+
+    skips_on_device: whether `step` obeys a `found_inf` tensor and every group's `lr` is a tensor
+        on the device. Otherwise the host reads one flag before it steps.
+    masters: by name of a model's parameter, the tensor that `step` changes in its stead. Who
+        builds it brings each gradient there during the backward pass and the new value back in
+        `step`; the update unscales, measures and clips the masters' gradients.
+    """
+
+    optimizer: torch.optim.Optimizer
+    skips_on_device: bool = False
+    masters: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+OptimizerBuilder = Callable[["OptimizerPart", "nn.Module", "torch.device"], BuiltOptimizer]
+"""From the optimizer part and the prepared model on its device. One part of a job at most, recipe
+or lever, may have one; without any, the optimizer part's own `build` is used."""
 
 
 class OptimizerPart(Protocol):

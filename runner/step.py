@@ -7,9 +7,9 @@ waits for nothing between the first forward and the last backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +33,8 @@ class Training:
     contexts: make the contexts of a forward and of a backward pass.
     lr_factors: (updates,) float32 on the device; the factor after i applied updates.
     applied: scalar int64 on the device, updates applied so far.
-    host_applied: the same number as far as the host knows it.
+    masters: by parameter name, the tensor that the optimizer changes in its stead.
+    trained: by name, what the optimizer changes; parameters: the same without names.
     """
 
     model: nn.Module
@@ -50,9 +51,15 @@ class Training:
     forward_contexts: Callable[[], Sequence[AbstractContextManager[Any]]]
     backward_contexts: Callable[[], Sequence[AbstractContextManager[Any]]]
     applied: Tensor
+    masters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.trained = {
+            name: self.masters.get(name, p)
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
+        self.parameters = list(self.trained.values())
         self.rates = self.base_lr * self.lr_factors
         loss_dtype = torch.promote_types(torch.float32, self.parameters[0].dtype)
         self.one = torch.ones((), dtype=loss_dtype, device=self.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -16,11 +17,33 @@ from runner.assemble import (
     evaluation_micros,
     planned_updates,
 )
-from runner.checks import build_parts
-from runner.contracts import Corpus, Recipe, Requirements, ScalePolicy, Unsupported, UserError
+from runner.checks import _role_faults, build_parts
+from runner.contracts import (
+    BuiltOptimizer,
+    Corpus,
+    Lever,
+    OptimizerBuilder,
+    OptimizerPart,
+    Recipe,
+    Requirements,
+    ScalePolicy,
+    Unsupported,
+    UserError,
+)
+from runner.measure.probe import probe
 from runner.precision.controls import set_controls
 from runner.step import measured_update
-from tests.support import PAD, Quiet, example, examples
+from tests.support import (
+    PAD,
+    Quiet,
+    example,
+    examples,
+    padded,
+    reference_gradient,
+    relative_difference,
+    tiny_gpt,
+    training_of,
+)
 from tests.test_checks import config
 
 CPU = torch.device("cpu")
@@ -150,3 +173,97 @@ def test_held_out_examples_are_all_there_once() -> None:
     assert sum(micro.examples for micro in job.evaluation.micros) == 5
     assert job.evaluation.tokens == sum(n - 1 for n in range(4, 9))
     assert len(examples(3, 4)) == 2
+
+
+# --- who builds the optimizer -----------------------------------------------------------------
+
+
+def halved_rate(part: OptimizerPart, model: nn.Module, device: torch.device) -> BuiltOptimizer:
+    """SGD in its plain form, at half the rate that the part asks for."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=part.lr / 2)
+    return BuiltOptimizer(optimizer=optimizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildsItself(Recipe):
+    formats: ClassVar[Mapping[str, str]] = {"compute": "fp32"}
+
+    def optimizer(self) -> OptimizerBuilder:
+        return halved_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeverBuilds(Lever):
+    def optimizer(self) -> OptimizerBuilder:
+        return halved_rate
+
+
+def test_a_recipe_or_a_lever_may_build_the_optimizer_and_the_host_then_reads_the_flag() -> None:
+    chosen = config(*SMALL, "optimizer.lr=0.5")
+    parts = build_parts(chosen)
+    usual = assemble(chosen, parts, CPU, corpus()).training
+    assert usual.skips_on_device and usual.optimizer.param_groups[0]["fused"]
+    for changes in (
+        {"precision": BuildsItself()},
+        {"levers": {**parts.levers, "memory.x": LeverBuilds()}},
+    ):
+        training = assemble(chosen, replace(parts, **changes), CPU, corpus()).training  # type: ignore
+        assert type(training.optimizer) is torch.optim.SGD
+        assert training.optimizer.param_groups[0]["lr"] == 0.25
+        assert not training.skips_on_device
+
+
+def test_two_parts_that_build_the_optimizer_are_refused_by_both_keys() -> None:
+    chosen = config(*SMALL)
+    parts = build_parts(chosen)
+    both = replace(
+        parts, precision=BuildsItself(), levers={**parts.levers, "memory.x": LeverBuilds()}
+    )
+    (fault,) = _role_faults(both)
+    assert fault.key == "precision, memory.x"
+    assert "2 parts that each build the optimizer" in fault.given
+    with pytest.raises(UserError, match=r"precision, memory\.x: given 2 parts"):
+        assemble(chosen, both, CPU, corpus())
+
+
+def test_masters_take_the_place_of_their_parameters_in_the_update() -> None:
+    """Gradients go to a master in FP64; it is measured, clipped, stepped and copied back."""
+    model = tiny_gpt()
+    name, parameter = next(iter(model.named_parameters()))
+    master = parameter.detach().double().requires_grad_()
+
+    def hand_over(given: torch.Tensor) -> None:
+        assert given.grad is not None
+        grown = given.grad.double() if master.grad is None else master.grad + given.grad
+        master.grad, given.grad = grown, None
+
+    parameter.register_post_accumulate_grad_hook(hand_over)
+    training = training_of(model, masters={name: master})
+    assert training.trained[name] is master
+    assert len(training.parameters) == len(list(model.parameters()))
+    outcome = measured_update(training, lambda: padded(examples(9, 5), 1), Quiet())
+    _, gradients = reference_gradient(tiny_gpt(), examples(9, 5))
+    assert relative_difference([master.grad], gradients[:1]) < 1e-6
+    assert outcome.figures.tolist()[1] == pytest.approx(  # type: ignore
+        float(torch.stack([g.norm() for g in gradients]).norm()), rel=1e-5
+    )
+
+
+def test_untimed_updates_put_masters_back_and_look_at_them_for_gradients() -> None:
+    model = tiny_gpt()
+    name, parameter = next(iter(model.named_parameters()))
+    master = parameter.detach().double().requires_grad_()
+
+    def hand_over(given: torch.Tensor) -> None:
+        assert given.grad is not None
+        master.grad, given.grad = given.grad.double(), None
+
+    parameter.register_post_accumulate_grad_hook(hand_over)
+    training = training_of(model, masters={name: master})
+    training.optimizer.param_groups[0]["params"][0] = master
+    before = master.detach().clone()
+    account, trained = probe(training, [padded(examples(9), 1)])
+    assert trained.contradiction is None
+    assert torch.equal(master, before)
+    assert account is not None
+    assert account.at_peak["optimizer_state"] >= master.nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,8 @@ class MemoryTracker:
     """Watches one update and says where its memory was.
 
     model, optimizer: what the update trains; the optimizer's state should exist already, as it
-    does from the second update on. inputs: tensors of the batch that exist already.
+    does from the second update on. inputs: tensors of the batch that exist already. masters: by
+    parameter name, what the optimizer changes in its stead; it counts as its state.
 
     Use: `with tracker:` around exactly one update that calls `tracker.enter(phase)` at each phase
     boundary, then `tracker.account()`. Counts what is on the device of the model's first
@@ -39,10 +40,12 @@ class MemoryTracker:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         inputs: Iterable[Tensor] = (),
+        masters: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._storages = Storages(next(model.parameters()).device)
         self._places = Places()
-        self._names = {p: bare(name) for name, p in model.named_parameters()}
+        self._masters = {m: f"{bare(name)}.master" for name, m in (masters or {}).items()}
+        self._names = {p: bare(name) for name, p in model.named_parameters()} | self._masters
         self._optimizer = optimizer
         self._vocab = getattr(getattr(model, "description", None), "vocab", None)
         self._model: nn.Module | None = model
@@ -80,10 +83,13 @@ class MemoryTracker:
         self._model = self._optimizer = None
         self._inputs = ()
         self._names.clear()
+        self._masters.clear()
 
     def _take_in_what_exists(self, model: nn.Module) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._storages.existing(tensor, "parameters", bare(name))
+        for master, name in self._masters.items():
+            self._storages.existing(master, "optimizer_state", name)
         for parameter, name in self._names.items():
             if parameter.grad is not None:
                 self._storages.existing(parameter.grad, "gradients", f"{name}.grad")

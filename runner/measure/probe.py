@@ -64,25 +64,29 @@ class Trained:
 def untouched(training: Training) -> Iterator[dict[str, torch.Tensor]]:
     """Run untimed updates inside; afterwards training is as if they had not happened.
 
-    Yields the model's state as copied to the CPU. Requires an optimizer that has no state yet.
+    Yields what the optimizer changes, by name, as copied to the CPU. Requires an optimizer that
+    has no state yet.
     """
     assert not training.optimizer.state, "untimed updates come before the first real one"
     before = {
         name: tensor.detach().to("cpu", copy=True)
         for name, tensor in training.model.state_dict(keep_vars=True).items()
     }
+    masters = {n: tensor.detach().to("cpu", copy=True) for n, tensor in training.masters.items()}
     applied = training.applied.clone()
     scaling = training.scaler.state_dict() if training.scaler else None
     cuda = [training.device] if training.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         try:
-            yield before
+            yield {**before, **masters}
         finally:
             training.optimizer.zero_grad(set_to_none=True)
             training.optimizer.state.clear()
             with torch.no_grad():
                 for name, tensor in training.model.state_dict(keep_vars=True).items():
                     tensor.copy_(before[name])
+                for name, tensor in training.masters.items():
+                    tensor.copy_(masters[name])
             training.applied.copy_(applied)
             if training.scaler and scaling:
                 training.scaler.load_state_dict(scaling)
@@ -113,7 +117,12 @@ def probe(
 
 def _account(training: Training, micros: Sequence[MicroBatch]) -> MemoryAccount:
     inputs = [tensor for micro in micros for tensor in (micro.input_ids, micro.targets)]
-    tracker = MemoryTracker(model=training.model, optimizer=training.optimizer, inputs=inputs)
+    tracker = MemoryTracker(
+        model=training.model,
+        optimizer=training.optimizer,
+        inputs=inputs,
+        masters=training.masters,
+    )
     with tracker:
         measured_update(training, lambda: micros, tracker)
     return tracker.account()
@@ -126,7 +135,7 @@ def _update(training: Training, micros: Sequence[MicroBatch], seen: set[str]) ->
 
 
 def _note_gradients(training: Training, seen: set[str]) -> None:
-    for name, parameter in training.model.named_parameters():
+    for name, parameter in training.trained.items():
         if parameter.grad is not None and bool(parameter.grad.count_nonzero()):
             seen.add(name)
 
@@ -138,7 +147,7 @@ def _trained(
     applied: bool,
     dispatched: Dispatched,
 ) -> Trained:
-    trainable = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
+    trainable = list(training.trained.items())
     return Trained(
         parameters=len(trainable),
         no_gradient=tuple(name for name, _ in trainable if name not in seen),
