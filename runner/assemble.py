@@ -202,7 +202,9 @@ def _training(
         lr_factors=factors,
         scaler=LossScaler(policy, device) if policy is not None else None,
         clip=config["clip"],
-        skips_on_device=built.skips_on_device,
+        # On a CPU the host has the flag at once, and an optimizer that obeys it walks through
+        # every tensor's step count: 1 % of a small model's update.
+        skips_on_device=built.skips_on_device and device.type == "cuda",
         clear_gradients=_one(
             levers, lambda part: part.clear_gradients() is not None, "memory/gradients"
         ).clear_gradients(),

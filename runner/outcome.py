@@ -214,7 +214,8 @@ def evidence_of(run: Run) -> dict[str, Any]:
     note("parameter_dtypes", dtypes, "observed")
     group = job.training.optimizer.param_groups[0]
     note("optimizer_fused", bool(group.get("fused")), "read_back")
-    waits = [] if job.training.skips_on_device else ["one flag after the last backward pass"]
+    reads_flag = job.device.type == "cuda" and not job.training.skips_on_device
+    waits = ["one flag after the last backward pass"] if reads_flag else []
     note("host_waits_per_update", waits, "declared")
     if run.timeline is not None:
         note("timeline", asdict(run.timeline), "observed")

@@ -95,7 +95,7 @@ class UpdateRecord:
             **({"grad_norm_nonfinite": norm_marker} if norm_marker else {}),
             "lr": self.lr,
             "loss_scale": self.loss_scale,
-            "tokens": asdict(self.tokens),
+            "tokens": {**vars(self.tokens)},
             "examples": self.examples,
             "time": {"total": self.total, **self.time, "communication": 0.0},
             "host": dict(self.host),

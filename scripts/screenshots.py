@@ -2,7 +2,7 @@
 
     python scripts/screenshots.py [FOLDER]
 
-runs `precision=fp32,bf16 seed=0,1` of the default job in a temporary folder, opens `mlflow ui`
+runs `precision=fp32,bf16 seed=0,1,2` of the default job in a temporary folder, opens `mlflow ui`
 there and writes PNG files to FOLDER, docs/images unless given.
 """
 
@@ -19,7 +19,7 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS = ("precision=fp32,bf16", "seed=0,1")
+WORDS = ("precision=fp32,bf16", "seed=0,1,2")
 SETUPS = ("precision=fp32", "precision=bf16")
 COLUMNS = (
     "summary/eval_loss",
@@ -48,6 +48,8 @@ def main() -> int:
             camera = Camera(Page(driver=driver, url=url), images)
             for take in (camera.grouped, camera.charts, camera.run, camera.compared):
                 take()
+            (report,) = launch.glob("runs/*/*/report.html")
+            camera.report(report)
     return 0
 
 
@@ -58,12 +60,12 @@ class Camera:
         self.page = page
         self.images = images
 
-    def shoot(self, name: str, *, height: int) -> None:
+    def shoot(self, name: str, *, height: int, heading: str = "h2") -> None:
         """The picture of what is shown now, at this height. Raises ValueError if it is too big."""
         driver = self.page.driver
         driver.execute_script(TIDY)
         driver.set_window_size(WIDTH, height)
-        ActionChains(driver).move_to_element(driver.find_element(By.TAG_NAME, "h2")).perform()
+        ActionChains(driver).move_to_element(driver.find_element(By.TAG_NAME, heading)).perform()
         time.sleep(3)  # curves glide to their places
         path = self.images / f"{name}.png"
         driver.save_screenshot(str(path))
@@ -140,6 +142,14 @@ class Camera:
         for number in (1, 2):
             self.page.press(f"(//button[@role='switch'])[{number}]")
         self.shoot("compare", height=1240)
+
+    def report(self, page: Path) -> None:
+        """The comparison's own page, whole."""
+        driver = self.page.driver
+        driver.get(page.as_uri())
+        driver.set_window_size(WIDTH, 1000)
+        height = driver.execute_script("return document.documentElement.scrollHeight")
+        self.shoot("report", height=height + 140, heading="h1")
 
 
 if __name__ == "__main__":

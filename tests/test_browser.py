@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -127,6 +128,40 @@ def test_two_jobs_stand_side_by_side_in_the_compare_view(
 
 def in_pairs(values: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(values[::2], values[1::2], strict=True))
+
+
+FRAME = "//iframe"
+PLOTS = """
+const plots = [...document.querySelectorAll('figure svg')];
+return plots.map(plot => {
+  const box = plot.getBoundingClientRect();
+  const words = [...plot.querySelectorAll('text')].map(t => t.getBoundingClientRect());
+  const inside = w => w.left >= box.left - 2 && w.right <= box.right + 2
+    && w.top >= box.top - 2 && w.bottom <= box.bottom + 2;
+  return [box.width, box.height, words.length, words.filter(w => !inside(w)).length];
+});
+"""
+
+
+def test_the_report_of_a_sweep_opens_inside_its_run_and_draws_its_plots(
+    page: Page, sweep: Path, setups: list[str]
+) -> None:
+    page.open_runs()
+    page.click(PARENT)
+    page.click("Artifacts")
+    page.click("report.html")
+    page.driver.switch_to.frame(page.find(FRAME))
+    text = page.see("Compared with precision=fp32", "precision=fp16", "CPU figures")
+    (comparison,) = sweep.glob("runs/*/*/comparison.json")
+    verdicts = [one["verdict"]["reason"] for one in json.loads(comparison.read_text())["contrasts"]]
+    assert verdicts and all(reason in text for reason in verdicts)
+    losses = [f"{record.summary['eval_loss']:.4f}" for record in records(sweep)]
+    assert all(loss in text for loss in losses)
+    plots = page.driver.execute_script(PLOTS)
+    page.driver.switch_to.default_content()
+    assert len(plots) >= 6
+    for width, height, words, outside in plots:
+        assert width > 250 and height > 60 and words >= 3 and outside == 0, plots
 
 
 def test_a_missing_browser_is_a_failure_that_names_the_command_which_installs_it(

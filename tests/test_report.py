@@ -547,7 +547,7 @@ def rendered(comparison: Comparison, folder: Path, width: int) -> dict[str, Any]
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     flags += [f"--user-data-dir={folder}/profile{width}", f"--window-size={width},2400"]
-    assert CHROMIUM is not None
+    assert CHROMIUM is not None, "this test needs Debian's chromium"
     done = subprocess.run(
         [CHROMIUM, *flags, "--dump-dom", f"file://{path}"],
         capture_output=True,
@@ -562,7 +562,7 @@ def rendered(comparison: Comparison, folder: Path, width: int) -> dict[str, Any]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@pytest.mark.browser
 def test_a_browser_shows_every_plot_within_the_window(tmp_path: Path) -> None:
     for width in (1000, 1400):
         found = rendered(compare(diverging()), tmp_path, width)
