@@ -352,6 +352,19 @@ class Recipe:
 # --- levers -----------------------------------------------------------------------------------
 
 
+class Seen(Protocol):
+    """What of an untimed update's evidence a lever is held against.
+
+    attention_operators: names of the attention kernels that ran, `math` for separate products.
+    recomputed: FLOPs of products that were computed again in a backward pass.
+    """
+
+    @property
+    def attention_operators(self) -> Sequence[str]: ...
+    @property
+    def recomputed(self) -> int: ...
+
+
 class Lever:
     """A choice that changes live memory. A lever overrides the hooks it needs."""
 
@@ -368,8 +381,8 @@ class Lever:
         """Why this device cannot do it for such a model, tried out where need be; else None."""
         return None
 
-    def contradiction(self, attention_operators: Sequence[str]) -> str | None:
-        """Why the attention that ran is not what this lever declares, or None."""
+    def contradiction(self, seen: Seen) -> str | None:
+        """Why what ran is not what this lever declares, or None."""
         return None
 
     def forward(self) -> AbstractContextManager[Any] | None:

@@ -114,7 +114,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     compute = parts.precision.formats["compute"]
     seen = run.trained.dispatched
     found = [run.trained.contradiction, seen.contradiction(compute)]
-    found += [lever.contradiction(seen.attention_operators) for lever in parts.levers.values()]
+    found += [lever.contradiction(seen) for lever in parts.levers.values()]
     against = [text for text in found if text]
     if against:
         raise Contradiction(f"evidence: {'; '.join(against)}")

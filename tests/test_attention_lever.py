@@ -9,7 +9,7 @@ from models.gpt import GPT
 from runner.assemble import assemble
 from runner.checks import build_parts
 from runner.contracts import Unsupported
-from runner.measure.evidence import MATH
+from runner.measure.evidence import MATH, Dispatched
 from runner.measure.probe import probe
 from runner.memory.attention import Attention
 from runner.precision.fp32 import Fp32
@@ -49,10 +49,12 @@ def test_a_kernel_that_a_cpu_does_not_have_is_refused_never_replaced(backend: st
 
 def test_another_operator_than_the_declared_one_is_a_contradiction() -> None:
     lever = Attention(backend="flash")
-    assert lever.contradiction([FLASH]) is None
-    assert "the attention that ran is math" in str(lever.contradiction([MATH]))
-    assert Attention(backend="auto").contradiction([MATH]) is None
-    assert "math" in str(Attention(backend="math").contradiction([FLASH]))
+    flash = Dispatched(flops={}, attention={FLASH: 2})
+    math = Dispatched(flops={}, attention={})
+    assert lever.contradiction(flash) is None
+    assert "the attention that ran is math" in str(lever.contradiction(math))
+    assert Attention(backend="auto").contradiction(math) is None
+    assert "math" in str(Attention(backend="math").contradiction(flash))
 
 
 def test_trying_a_kernel_moves_no_random_state() -> None:

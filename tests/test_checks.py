@@ -9,12 +9,20 @@ import pytest
 
 from runner.checks import job_id, setup_id, workload_id
 from runner.compose import command_of
+from runner.contracts import Fault, UserError
 from runner.door import parser
 
 
 def config(*words: str) -> dict[str, Any]:
     command = command_of(parser().parse_args(list(words)), Path("/nowhere"))
     return dict(command.jobs[0].config)
+
+
+def refused(*words: str) -> list[Fault]:
+    """The faults that the words are refused with, all of them together."""
+    with pytest.raises(UserError) as raised:
+        config(*words)
+    return list(raised.value.faults)
 
 
 def ids(*words: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,10 +28,12 @@ class Dispatched:
 
     flops: hardware FLOPs of matrix products and attention by operand dtypes, for example
     `bfloat16 x bfloat16`. attention: calls of fused attention kernels by operator name.
+    recomputed: FLOPs among them that a backward pass spent on computing a forward pass again.
     """
 
     flops: Mapping[str, int]
     attention: Mapping[str, int]
+    recomputed: int = 0
 
     @property
     def total(self) -> int:
@@ -60,7 +63,11 @@ class Dispatched:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts FLOPs by operand dtypes, and attention kernels, of what runs inside."""
+    """Counts FLOPs by operand dtypes, and attention kernels, of what runs inside.
+
+    Told of the phases, it also counts what is computed again: in a backward pass, only
+    recomputation runs with gradients on.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -68,10 +75,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._formulas = counter.flop_registry
         self._flops: Counter[str] = Counter()
         self._attention: Counter[str] = Counter()
+        self._recomputed = 0
+        self._backward = False
+
+    def enter(self, phase: str) -> None:
+        """From now on the update is in `phase`."""
+        self._backward = phase == "backward"
 
     def result(self) -> Dispatched:
         """What was seen so far."""
-        return Dispatched(flops=dict(self._flops), attention=dict(self._attention))
+        return Dispatched(
+            flops=dict(self._flops),
+            attention=dict(self._attention),
+            recomputed=self._recomputed,
+        )
 
     def __torch_dispatch__(
         self,
@@ -87,7 +104,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if formula is not None:
             fused = "attention" in packet.__name__
             operands = list(operand_dtypes(args, 3 if fused else None))
-            self._flops[" x ".join(operands)] += formula(*args, **(kwargs or {}), out_val=out)
+            flops = formula(*args, **(kwargs or {}), out_val=out)
+            self._flops[" x ".join(operands)] += flops
+            if self._backward and torch.is_grad_enabled():
+                self._recomputed += flops
             if fused:
                 self._attention[packet.__name__] += 1
         return out

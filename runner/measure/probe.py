@@ -109,7 +109,7 @@ def probe(
                 break
         accounts = [_account(training, micros) for micros in probes] if account else []
         with Watch() as watch:
-            measured_update(training, lambda: probes[-1], Silent())
+            measured_update(training, lambda: probes[-1], watch)
         _note_gradients(training, seen)
         trained = _trained(training, before, seen, applied, watch.result())
     return max(accounts, key=lambda found: found.peak_bytes, default=None), trained

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts import Description, Lever, Recipe
+from runner.contracts import Description, Lever, Recipe, Seen
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +48,10 @@ class Attention(Lever):
         )
         return context
 
+    def backward(self) -> AbstractContextManager[Any] | None:
+        """The same: what is computed again in a backward pass must be what the forward pass was."""
+        return self.forward()
+
     def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
         """Tries the kernel forward and backward, in the recipe's format, on a small tensor."""
         chosen = self.forward()
@@ -62,16 +65,16 @@ class Attention(Lever):
             return f"memory/attention={self.backend}: {reason}"
         return self.contradiction(seen)
 
-    def contradiction(self, attention_operators: Sequence[str]) -> str | None:
+    def contradiction(self, seen: Seen) -> str | None:
         """Every attention operator that ran must be of the chosen kind."""
-        wrong = [name for name in attention_operators if self.backend not in name]
+        wrong = [name for name in seen.attention_operators if self.backend not in name]
         if self.backend == AUTO or not wrong:
             return None
         return f"memory/attention={self.backend}: the attention that ran is {', '.join(wrong)}"
 
 
-def attend_once(description: Description, device: torch.device) -> Sequence[str]:
-    """Attention of one model layer, forward and backward; the operators that were dispatched.
+def attend_once(description: Description, device: torch.device) -> Seen:
+    """Attention of one model layer, forward and backward; what was dispatched.
 
     The product before it makes queries in the format that the surrounding recipe computes in.
     """
@@ -86,5 +89,5 @@ def attend_once(description: Description, device: torch.device) -> Sequence[str]
     with Watch() as watch:
         q = x @ square
         scaled_dot_product_attention(q, q, q, is_causal=True).float().sum().backward()  # type: ignore[no-untyped-call]
-    operators: Sequence[str] = watch.result().attention_operators
-    return operators
+    seen: Seen = watch.result()
+    return seen

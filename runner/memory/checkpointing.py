@@ -1,0 +1,160 @@
+"""Activation checkpointing: saves fewer activations, computes them again in the backward pass
+(specification table 7.2).
+
+Regions are whole blocks, through torch's non-reentrant `checkpoint`: it takes a frozen input, puts
+back the random state, so that dropout masks are drawn again as they were, and the autocast state
+of the forward pass. Nothing is recomputed where no gradient is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from runner.compiling import OFF
+from runner.contracts import Fault, Lever, Seen
+
+if TYPE_CHECKING:
+    from torch import nn
+
+KEY = "memory/checkpointing"
+
+SAVED = {
+    "matmul": ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
+    "attention": (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    ),
+}
+"""torch's operators by the words that a configuration names them with. `math` attention is two
+matrix products and a softmax: with `matmul` its scores are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks(Lever):
+    """Recomputes whole blocks: of each only its input is kept.
+
+    every: 1 recomputes each block, 2 every second one, and so on, the first of them first. One
+    block's activations are live at a time while it is recomputed.
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every: given {self.every}; allowed: a whole number from 1 up")
+
+    def apply(self, model: nn.Module) -> None:
+        """Wraps the chosen blocks' forward in place; names and parameters stay."""
+        for block in list(model.blocks)[:: self.every]:  # type: ignore[arg-type]
+            recompute(block)
+
+    def contradiction(self, seen: Seen) -> str | None:
+        """Something must have been computed again."""
+        return nothing_recomputed(seen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selective(Lever):
+    """Recomputes everything in every block but the outputs of chosen operators.
+
+    save: what is kept, of `matmul` (outputs of matrix products) and `attention` (outputs of fused
+    attention kernels). What lies between them, normalisations and activation functions above
+    all, is cheap to compute and large to keep.
+    """
+
+    save: tuple[str, ...] = ("matmul", "attention")
+
+    def __post_init__(self) -> None:
+        if not self.save or not set(self.save) <= set(SAVED):
+            raise ValueError(f"save: given {list(self.save)}; allowed: some of {', '.join(SAVED)}")
+
+    def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
+        """Compiled code consists of other operators than the ones named here."""
+        if job["compile"] == OFF:
+            return ()
+        fault = Fault(
+            key=KEY,
+            given=f"selective with compile={job['compile']}",
+            allowed="selective in eager mode: compiled code fuses the operators it would choose",
+            next_step=f"{KEY}=budget, by which the compiler chooses, or compile=off",
+        )
+        return (fault,)
+
+    def apply(self, model: nn.Module) -> None:
+        """Wraps every block's forward in place."""
+        from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+        operators = kept_operators(self.save)
+        for block in model.blocks:  # type: ignore[union-attr]
+            recompute(block, context_fn=partial(create_selective_checkpoint_contexts, operators))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Lever):
+    """Lets the compiler recompute until a share of the activations is left.
+
+    share: of the memory that a compiled model would keep for its backward pass, from 0 (recompute
+    the most) to 1 (as without this lever). The compiler weighs bytes against time.
+    """
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share: given {self.share}; allowed: a number from 0 to 1")
+
+    def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
+        """Only the compiler has a budget."""
+        if job["compile"] != OFF:
+            return ()
+        fault = Fault(
+            key=KEY,
+            given="budget with compile=off",
+            allowed="budget with compile on: it is a budget of the compiler's partitioner",
+            next_step=f"compile=default, or {KEY}=selective",
+        )
+        return (fault,)
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Holds while torch compiles, which it does on the way through a forward pass."""
+        from torch._functorch import config
+
+        context: AbstractContextManager[Any] = config.patch(activation_memory_budget=self.share)
+        return context
+
+
+def recompute(block: nn.Module, **settings: Any) -> None:
+    """Make `block` keep only its inputs for the backward pass, and what the context functions
+    among torch's `settings` of a checkpoint save."""
+    from torch import is_grad_enabled
+    from torch.utils.checkpoint import checkpoint
+
+    forward = block.forward
+    again = partial(checkpoint, forward, use_reentrant=False, **settings)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (again if is_grad_enabled() else forward)(*args, **kwargs)
+
+    block.forward = run
+
+
+def kept_operators(words: Sequence[str]) -> list[Any]:
+    """torch's operators for the words, as far as this torch has them."""
+    import torch
+
+    names = [name for word in words for name in SAVED[word]]
+    aten = torch.ops.aten
+    return [getattr(aten, name).default for name in names if hasattr(aten, name)]
+
+
+def nothing_recomputed(seen: Seen) -> str | None:
+    """Why an update that was to recompute products did not, or None."""
+    if seen.recomputed:
+        return None
+    return f"{KEY}: the update computed no matrix product again"
