@@ -233,6 +233,8 @@ def evidence_of(run: Run) -> dict[str, Any]:
         seen = run.trained.dispatched
         note("product_flops_by_operands", dict(seen.flops), "observed")
         note("attention_operators", list(seen.attention_operators), "observed")
+        work = {"model": flops_of(job, run.trained.lengths), "hardware": seen.total}
+        note("update_flops", {**work, "recomputed": seen.recomputed}, "observed")
     if loop is not None and loop.records:
         steps = sum(record.total for record in loop.records)
         note("loop_wall_s", loop.wall_s, "observed")

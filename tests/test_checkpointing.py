@@ -166,3 +166,35 @@ def test_the_budget_is_in_force_while_torch_compiles_and_gone_afterwards() -> No
     with Budget(share=0.25).forward():
         assert functorch.activation_memory_budget == 0.25
     assert functorch.activation_memory_budget == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lever", "backend"),
+    [(Blocks(), "aot_eager"), (Budget(share=0.0), "aot_eager_decomp_partition")],
+)
+def test_compiled_models_recompute_too_and_give_the_same_gradients(
+    lever: Any, backend: str
+) -> None:
+    kept = []
+    found = []
+    for chosen in (None, lever):
+        torch._dynamo.reset()
+        model = tiny_gpt()
+        if chosen is not None:
+            chosen.apply(model)
+        model.compile(backend=backend, dynamic=True)
+        contexts = (lambda: [lever.forward()]) if isinstance(chosen, Budget) else list
+        job = training_of(model, forward_contexts=contexts)
+        saved: list[int] = []
+
+        def pack(tensor: Tensor, saved: list[int] = saved) -> Tensor:
+            saved.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            measured_update(job, lambda: padded(examples(9, 23, 12), 2), Quiet())
+        kept.append(sum(saved))
+        found.append([p.grad for p in model.parameters()])
+    assert kept[1] < 0.75 * kept[0]
+    assert relative_difference(found[1], found[0]) < 1e-5  # type: ignore

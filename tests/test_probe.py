@@ -58,6 +58,7 @@ def test_a_model_that_trains_contradicts_nothing() -> None:
     _, trained = probe(job, [padded(examples(9, 30), 1)])
     assert trained.parameters == len(job.parameters)
     assert trained.contradiction is None
+    assert trained.lengths == (9, 30)
 
 
 def test_tensors_that_no_gradient_reaches_are_named() -> None:

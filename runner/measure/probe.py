@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,7 +34,8 @@ class Trained:
 
     parameters: trainable tensors. no_gradient: those whose gradient was missing or all zero in
     every untimed update. unchanged: those that no update changed. applied: whether any update was
-    applied at all. dispatched: formats and operators of the last untimed update.
+    applied at all. dispatched: formats and operators of the last untimed update, over documents
+    of the given lengths.
     """
 
     parameters: int
@@ -42,6 +43,7 @@ class Trained:
     unchanged: tuple[str, ...]
     applied: bool
     dispatched: Dispatched
+    lengths: tuple[int, ...] = ()
 
     @property
     def contradiction(self) -> str | None:
@@ -109,9 +111,11 @@ def probe(
                 break
         accounts = [_account(training, micros) for micros in probes] if account else []
         with Watch() as watch:
-            measured_update(training, lambda: probes[-1], watch)
+            watched = measured_update(training, lambda: probes[-1], watch)
         _note_gradients(training, seen)
-        trained = _trained(training, before, seen, applied, watch.result())
+        trained = replace(
+            _trained(training, before, seen, applied, watch.result()), lengths=watched.lengths
+        )
     return max(accounts, key=lambda found: found.peak_bytes, default=None), trained
 
 
