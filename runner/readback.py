@@ -103,7 +103,7 @@ def _pick(run_ids: Sequence[str], runs: Sequence[Run]) -> list[Run]:
 def _read_run(calls: MlflowCalls, run: Run) -> TrackedRun:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        calls.download(run.run_id, folder)
+        calls.download(run, folder)
         record, journal = RunRecord.read(folder), read_journal(folder / JOURNAL)
     return TrackedRun(run=run, record=record, journal=journal)
 

@@ -73,6 +73,7 @@ def _run_of(found: Any) -> Run:
         status=found.info.status,
         tags=found.data.tags,
         params=found.data.params,
+        artifacts=found.info.artifact_uri,
     )
 
 
@@ -179,21 +180,21 @@ class MlflowCalls:
         """Set the final status."""
         self._client.set_terminated(run_id, status, ended_ms)
 
-    def download(self, run_id: str, folder: Path) -> None:
+    def download(self, run: Run, folder: Path) -> None:
         """Fetch record and journal, where they are, into `folder`.
 
         Files of this machine are copied: MLflow's own download starts a thread pool for each.
         """
-        here = _local_folder(self._client.get_run(run_id).info.artifact_uri)
+        here = _local_folder(run.artifacts)
         if here is not None:
             for path in (here / RECORD, here / JOURNAL):
                 if path.exists():
                     shutil.copyfile(path, folder / path.name)
             return
-        present = {artifact.path for artifact in self._client.list_artifacts(run_id)}
+        present = {artifact.path for artifact in self._client.list_artifacts(run.run_id)}
         with redirect_stderr(io.StringIO()):  # it draws a progress bar for each file
             for name in {RECORD, JOURNAL} & present:
-                self._client.download_artifacts(run_id, name, str(folder))
+                self._client.download_artifacts(run.run_id, name, str(folder))
 
     def history(self, run_id: str, name: str) -> dict[int, float]:
         """The value of a metric at each step; where a step has several, the latest."""

@@ -156,6 +156,7 @@ class Memory:
             status=found["status"],
             tags=dict(found["tags"]),
             params=dict(found["params"]),
+            artifacts="",
         )
 
     def log(self, run_id: str, points: Sequence[Any], tags: Mapping[str, str]) -> None:

@@ -12,13 +12,14 @@ from runner.forwarding.curves import Point
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as the store knows it."""
+    """A run as the store knows it. artifacts: the address of what it left behind."""
 
     run_id: str
     name: str
     status: str
     tags: Mapping[str, str]
     params: Mapping[str, str]
+    artifacts: str
 
 
 class Client(Protocol):
@@ -53,7 +54,7 @@ class Client(Protocol):
     def delete_tag(self, run_id: str, key: str) -> None:
         """Remove a tag that is there."""
 
-    def download(self, run_id: str, folder: Path) -> None:
+    def download(self, run: Run, folder: Path) -> None:
         """Fetch record and journal, where they are, into `folder`."""
 
     def upload(self, run_id: str, path: Path) -> None:

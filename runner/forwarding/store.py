@@ -161,7 +161,7 @@ class Store:
 
         def take(client: Client, experiment_id: str) -> str | None:
             for run in client.search(experiment_id, condition):
-                client.download(run.run_id, folder)
+                client.download(run, folder)
                 if RunRecord.read(folder) is not None:
                     return run.run_id
             return None
