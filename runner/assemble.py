@@ -98,7 +98,21 @@ def load_corpus(config: Mapping[str, Any], parts: Parts) -> Corpus:
     rows = parts.model.describe().vocab
     if corpus.vocab > rows:
         raise UserError(vocab_fault(corpus.vocab, rows))
+    if corpus.whole_updates and len(corpus.train) < config["batch"]:
+        raise UserError(short_fault(corpus, config["batch"]))
     return corpus
+
+
+def short_fault(corpus: Corpus, batch: int) -> Fault:
+    """Fewer training examples than one update asks for."""
+    count = len(corpus.train)
+    return Fault(
+        key="batch",
+        given=f"{batch} examples per update; there are {count} to train on, of {corpus.tokens} "
+        f"tokens, and {len(corpus.eval)} held out",
+        allowed=f"1 to {count}",
+        next_step=f"batch={count}, more data, or data.on_bad=skip for updates that are shorter",
+    )
 
 
 def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corpus: Corpus) -> Job:

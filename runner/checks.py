@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
 from typing import Any
 
@@ -98,8 +100,9 @@ def check(config: Mapping[str, Any]) -> list[Fault]:
         return faults + list(error.faults)
     faults.extend(_shape_faults(config, parts))
     faults.extend(_role_faults(parts))
-    for lever in parts.levers.values():
-        faults.extend(lever.conflicts(config))
+    for part in (parts.data, *parts.levers.values()):
+        if hasattr(part, "conflicts"):
+            faults.extend(part.conflicts(config))
     return faults
 
 
@@ -264,11 +267,11 @@ def _digest(value: Any) -> str:
 
 
 def _split_part(node: Mapping[str, Any], allow: Any, key: str) -> tuple[Any, Any]:
-    """A part's settings as (workload, setup)."""
-    varied: frozenset[str] = getattr(
-        part_class(node[TARGET], key=key, allow=allow), "setup_keys", frozenset()
-    )
-    workload = {k: v for k, v in node.items() if k not in varied}
+    """A part's settings as (workload, setup); places of files are neither."""
+    part = part_class(node[TARGET], key=key, allow=allow)
+    varied: frozenset[str] = getattr(part, "setup_keys", frozenset())
+    places: frozenset[str] = getattr(part, "place_keys", frozenset())
+    workload = {k: v for k, v in node.items() if k not in varied | places}
     return workload, {k: v for k, v in node.items() if k in varied}
 
 
@@ -298,13 +301,21 @@ def workload_id(config: Mapping[str, Any], corpus_fingerprint: str) -> str:
     return _digest({"config": workload_of(config), "corpus": corpus_fingerprint})
 
 
-def job_id(config: Mapping[str, Any]) -> str:
+def job_id(config: Mapping[str, Any], launch: Path) -> str:
     """Digest of everything that makes two jobs the same job, seed, program and Python included.
 
     The corpus is named by its part and options here, since it is not read yet: another Python has
-    another standard library, and is another job.
+    another standard library, and is another job. Files of the user's are named by their stamp.
     """
-    work = {"workload": workload_of(config), "setup": setup_of(config), "seed": config["seed"]}
+    work: dict[str, Any] = {
+        "workload": workload_of(config),
+        "setup": setup_of(config),
+        "seed": config["seed"],
+    }
+    data = build(config["data"], key="data", allow=config["allow"])
+    if hasattr(data, "stamp"):
+        with suppress(UserError):  # files that are gone: the job itself will say so
+            work["files"] = data.stamp(launch)
     return _digest({**work, "fullstep": version("fullstep"), "python": python_version()})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from runner.checks import NEITHER, check
-from runner.config import TARGET
+from runner.config import TARGET, build
 from runner.contracts import Fault, UserError
 from runner.door import CONFIG, compose, parse, reason_of, start_hydra
 from runner.overrides import (
@@ -92,6 +93,7 @@ def command_of(args: argparse.Namespace, launch: Path) -> Command:
         jobs = [_plan(hydra, name, master, 0, texts, {}, folder)]
     plans = [plan for plan in jobs if isinstance(plan, Plan)]
     faults = _folder_faults(plans, launch, multirun) + _init_faults(plans, launch)
+    faults += _data_faults(plans, launch)
     for plan in plans:
         faults.extend((plan, fault) for fault in check(plan.config))
     if faults:
@@ -282,6 +284,17 @@ def _init_faults(plans: Sequence[Plan], launch: Path) -> list[tuple[Plan, Fault]
         if isinstance(init := plan.config["model"].get("init"), str)
         and not (launch / init / WEIGHTS).is_file()
     ]
+
+
+def _data_faults(plans: Sequence[Plan], launch: Path) -> list[tuple[Plan, Fault]]:
+    """Files of data parts that are not there; `check` reports what cannot be built."""
+    found: list[tuple[Plan, Fault]] = []
+    for plan in plans:
+        with suppress(UserError):
+            data = build(plan.config["data"], key="data", allow=plan.config["allow"])
+            if hasattr(data, "faults"):
+                found += [(plan, fault) for fault in data.faults(launch)]
+    return found
 
 
 def _merged(faults: Sequence[tuple[Plan, Fault]], jobs: int) -> list[Fault]:

@@ -141,7 +141,8 @@ def part_class(target: str, *, key: str, allow: Sequence[str] = ()) -> type[Any]
 
 
 def build(node: Mapping[str, Any], *, key: str, allow: Sequence[str] = ()) -> Any:
-    """The part that a config node describes. `key` is the node's place, for messages.
+    """The part that a config node describes. `key` is the node's place, for messages. A field
+    whose node has a `_target_` of its own is a part within the part.
 
     Raises UserError naming the full key for an unknown field, a wrong type, a missing value or a
     value that the part itself refuses.
@@ -156,10 +157,10 @@ def build(node: Mapping[str, Any], *, key: str, allow: Sequence[str] = ()) -> An
             )
         )
     cls = part_class(node[TARGET], key=key, allow=allow)
-    return _filled(cls, {k: v for k, v in node.items() if k != TARGET}, key=key)
+    return _filled(cls, {k: v for k, v in node.items() if k != TARGET}, key=key, allow=allow)
 
 
-def _filled(cls: type[Any], values: Mapping[str, Any], *, key: str) -> Any:
+def _filled(cls: type[Any], values: Mapping[str, Any], *, key: str, allow: Sequence[str]) -> Any:
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls) if f.init]
     faults = [unknown_key(f"{key}.{name}", names) for name in values if name not in names]
@@ -170,8 +171,10 @@ def _filled(cls: type[Any], values: Mapping[str, Any], *, key: str) -> Any:
             continue
         try:
             inner = nested[name]
-            if inner is not None and isinstance(values[name], Mapping):
-                arguments[name] = _filled(inner, values[name], key=f"{key}.{name}")
+            if isinstance(values[name], Mapping) and TARGET in values[name]:
+                arguments[name] = build(values[name], key=f"{key}.{name}", allow=allow)
+            elif inner is not None and isinstance(values[name], Mapping):
+                arguments[name] = _filled(inner, values[name], key=f"{key}.{name}", allow=allow)
             else:
                 arguments[name] = _typed(cls, name, values[name], key=key)
         except UserError as error:

@@ -145,7 +145,14 @@ class MicroBatch:
 
 @runtime_checkable
 class Data(Protocol):
-    """A corpus, split and tokenized."""
+    """A corpus, split and tokenized.
+
+    setup_keys: settings that a comparison may vary, since they change no example. A part may have
+    more: `place_keys`, settings that only say where files lie (their content is in the
+    fingerprint); `faults(launch)`, what is wrong with them before anything starts;
+    `stamp(launch)`, which changes with the files; `conflicts(job)`, as a lever has it;
+    `workers` and `prefetch`, see `runner.data.feeding`.
+    """
 
     setup_keys: ClassVar[frozenset[str]]
 
@@ -165,6 +172,8 @@ class Corpus:
     truncated: examples cut to `seq_len`, both splits.
     dropped: examples left out, by reason, both splits.
     prepared_s: seconds spent on preparing (tokenizing or reading the cache).
+    tokens: real tokens of the training split; None where nobody counted them.
+    whole_updates: whether fewer training examples than one update asks for are a mistake.
     """
 
     train: Sequence[Example]
@@ -175,6 +184,8 @@ class Corpus:
     truncated: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     prepared_s: float = 0.0
+    tokens: int | None = None
+    whole_updates: bool = False
 
 
 @runtime_checkable

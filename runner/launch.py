@@ -129,7 +129,7 @@ def finished_earlier(plan: Plan, session: Session, folder: Path) -> Result | Non
     """The result of an identical job that ended ok before, if it is asked for and there is one."""
     if not plan.config["skip_finished"]:
         return None
-    run_id = session.store.take_finished(job_id(plan.config), folder)
+    run_id = session.store.take_finished(job_id(plan.config, session.launch), folder)
     if run_id is None:
         return None
     words = (
@@ -173,6 +173,7 @@ class Tracked:
         self._plan = plan
         self._session = session
         self._folder = folder
+        self._job_id = job_id(plan.config, session.launch)
         self._follower: Any = None
 
     @property
@@ -194,7 +195,7 @@ class Tracked:
             micro_batch=config["batch"] // config["accum"],
             sweep_id=self._session.sweep_id,
             parent=self._session.parent,
-            job_id=job_id(config),
+            job_id=self._job_id,
         )
         self._follower = self._session.store.follow(self._folder, spec)
 

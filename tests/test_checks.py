@@ -12,6 +12,8 @@ from runner.compose import command_of
 from runner.contracts import Fault, UserError
 from runner.door import parser
 
+HERE = Path()
+
 
 def config(*words: str) -> dict[str, Any]:
     command = command_of(parser().parse_args(list(words)), Path("/nowhere"))
@@ -83,6 +85,6 @@ def test_another_corpus_is_another_workload() -> None:
 
 
 def test_the_same_job_is_known_again_and_any_change_makes_another() -> None:
-    assert job_id(config("seed=1")) == job_id(config("seed=1", "tracking=off"))
+    assert job_id(config("seed=1"), HERE) == job_id(config("seed=1", "tracking=off"), HERE)
     others = ["seed=2", "optimizer.lr=1e-3", "precision=bf16", "accum=2", "updates=7"]
-    assert len({job_id(config("seed=1", *([w] if w else []))) for w in ["", *others]}) == 6
+    assert len({job_id(config("seed=1", *([w] if w else [])), HERE) for w in ["", *others]}) == 6

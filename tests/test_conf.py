@@ -20,7 +20,11 @@ OPTIONS = sorted(
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
 
-NEEDED = {"memory/checkpointing/budget": ["compile=default"]}
+FORMATS = ("jsonl", "json", "csv", "parquet", "text")
+NEEDED = {
+    "memory/checkpointing/budget": ["compile=default"],
+    **{f"data/{name}": [f"data.files={__file__}"] for name in FORMATS},
+}
 """What an option cannot go without."""
 
 

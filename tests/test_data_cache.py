@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,8 @@ from typing import Any
 import pytest
 
 from runner.data import cache
+
+ROOT = Path(__file__).parents[1]
 
 
 def write_two(folder: Path) -> dict[str, Any]:
@@ -134,3 +141,68 @@ def test_a_noted_source_is_remembered_by_its_stamp(tmp_path: Path) -> None:
 def test_a_note_that_cannot_be_read_is_no_note(text: str, tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(text)
     assert cache.remembered(tmp_path, "one") is None
+
+
+# --- what a kill or a full disk leaves --------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from runner.data import cache
+
+def write(folder):
+    (folder / "half").write_bytes(b"x" * 1000)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+cache.build(Path(sys.argv[1]) / "corpus", write)
+"""
+
+
+def test_what_a_killed_builder_left_is_cleared_away_by_the_next(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert (left / "corpus" / "half").exists()
+    cache.build(tmp_path / "corpus", write_two)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_the_folder_of_a_builder_at_work_is_left_alone(tmp_path: Path) -> None:
+    with cache.building(tmp_path) as made:
+        (made / "half").write_bytes(b"x")
+        cache.build(tmp_path / "corpus", write_two)
+        assert (made / "half").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_a_folder_without_a_lock_is_removed_only_when_it_is_old(tmp_path: Path) -> None:
+    made = tmp_path / f"{cache.BUILDING}x"
+    made.mkdir()
+    cache.clear_leftovers(tmp_path)
+    assert made.exists()
+    old = time.time() - cache.GRACE_S - 1
+    os.utime(made, (old, old))
+    cache.clear_leftovers(tmp_path)
+    assert not made.exists()
+
+
+def test_a_large_file_is_read_again_only_after_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = sealed(tmp_path)
+    read: list[str] = []
+    digest = cache.file_digest
+    monkeypatch.setattr(
+        cache, "file_digest", lambda path: (read.append(path.name), digest(path))[1]
+    )
+    cache.verified(place)
+    assert sorted(read) == ["data", "eval"]
+    monkeypatch.setattr(cache, "LARGE", 5)
+    read.clear()
+    cache.verified(place)
+    assert read == ["eval"]
+    times = (place / "train" / "data").stat()
+    (place / "train" / "data").write_bytes(b"0123456780")
+    os.utime(place / "train" / "data", ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(cache.Damaged, match="changed: train/data"):
+        cache.verified(place)

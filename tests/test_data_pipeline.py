@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +22,8 @@ from runner.data import pipeline
 from runner.data.examples import Chunk, StoredExamples, ends
 from runner.data.prepare import Options
 from runner.data.stats import target_counts
-from runner.data.texts import Text, Texts, collect, side
-from runner.data.tokenizer import ByteTokenizer, Tokenizer
+from runner.data.texts import Message, Part, Text, Texts, collect, plain_chat, side
+from runner.data.tokenizer import ByteTokenizer, TokenizerPart
 
 PAD, END = 256, 257
 SHARE = 0.5
@@ -52,7 +52,7 @@ def load(
     cache: Path,
     *,
     stamp: str = "stamp",
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TokenizerPart | None = None,
     **changes: Any,
 ) -> Corpus:
     return pipeline.load(
@@ -174,9 +174,16 @@ class Numbers:
     vocab: int = 70_001
     pad_id: int = 0
     eos_id: int = 1
+    begin_ids: tuple[int, ...] = ()
 
-    def encode(self, text: str) -> np.ndarray[Any, Any]:
-        return np.array([int(word) for word in text.split()], dtype=np.int64)
+    def make(self, texts: Any, *, source: str, cache: Path) -> Numbers:
+        return self
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray[Any, Any]]:
+        return [np.array([int(word) for word in text.split()], dtype=np.int64) for text in texts]
+
+    def render(self, messages: Sequence[Message]) -> tuple[Part, ...]:
+        return plain_chat(messages)
 
 
 def test_ids_over_16_bits_are_read_back_exactly(tmp_path: Path) -> None:
@@ -289,13 +296,14 @@ def test_whatever_decides_the_examples_changes_the_fingerprint(
         pipeline.fingerprint("source", plain, Numbers(identity="letters")),
         pipeline.fingerprint("source", plain, Numbers(vocab=70_002)),
         pipeline.fingerprint("source", plain, Numbers(eos_id=2)),
+        pipeline.fingerprint("source", plain, Numbers(begin_ids=(2,))),
     ]
     assert pipeline.fingerprint("source", options(), ByteTokenizer()) == found[0]
     monkeypatch.setattr(pipeline, "FORMAT", pipeline.FORMAT + 1)
     found.append(pipeline.fingerprint("source", plain, ByteTokenizer()))
     monkeypatch.setattr(platform, "python_version", lambda: "2.7.0")
     found.append(pipeline.fingerprint("source", plain, ByteTokenizer()))
-    assert len(set(found)) == 12
+    assert len(set(found)) == 13
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -348,17 +356,25 @@ def test_jobs_that_prepare_the_same_corpus_at_once_all_get_it(tmp_path: Path) ->
     assert sorted(path.name[:4] for path in (tmp_path / "cache").iterdir()) == ["made", "sour"]
 
 
-def test_the_progress_bars_of_datasets_are_afterwards_as_they_were(tmp_path: Path) -> None:
-    import datasets
+def test_what_is_stored_is_what_datasets_reads(tmp_path: Path) -> None:
+    from datasets import Dataset
 
-    load(TEXTS, tmp_path)
-    assert not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        load(TEXTS, tmp_path)
-        assert datasets.are_progress_bars_disabled()
-    finally:
-        datasets.enable_progress_bars()
+    corpus = load(TEXTS, tmp_path)
+    (file,) = tmp_path.glob("made-*/train/*.arrow")
+    rows = Dataset.from_file(str(file))
+    assert rows["ids"][:] == [example.ids.tolist() for example in corpus.train]
+    assert rows["loss"][:] == [example.loss.astype(int).tolist() for example in corpus.train]
+
+
+@pytest.mark.parametrize("inner", ["", "/deeper"])
+def test_a_cache_that_cannot_be_written_is_the_users_to_mend(inner: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError) as raised:
+        load(TEXTS, tmp_path / f"file{inner}")
+    (fault,) = raised.value.faults
+    assert fault.key == "cache"
+    assert fault.given.startswith(f"{tmp_path}/file{inner}: ")
+    assert fault.next_step == "cache=FOLDER"
 
 
 # --- look-ups ---------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ def test_a_larger_share_only_moves_texts_into_evaluation() -> None:
 
 
 def test_bytes_are_the_ids_of_the_byte_tokenizer() -> None:
-    assert ByteTokenizer().encode("aé\0").tolist() == [97, 195, 169, 0]
-    assert ByteTokenizer().encode("").tolist() == []
+    found = ByteTokenizer().encode(["aé\0", ""])
+    assert [ids.tolist() for ids in found] == [[97, 195, 169, 0], []]
 
 
 def test_padding_and_end_of_text_are_two_ids_that_no_text_has() -> None:

@@ -1,37 +1,55 @@
-"""Stored examples, and how a text becomes them."""
+"""Stored examples, and how a row of text becomes them."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, overload
+from itertools import accumulate, pairwise
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runner.contracts import Example
-from runner.data.texts import Text
-from runner.data.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from runner.data.texts import Row
+from runner.data.tokenizer import Tokenizer, exact_ids
 
 OVERLONG = ("truncate", "cut")
 """What happens to a text longer than the limit: `truncate` drops its right end, `cut` makes
 consecutive examples of it."""
 
 
-def encode(text: Text, tokenizer: Tokenizer) -> Example:
-    """The whole text as one example: prompt, completion, end-of-text token.
+def encode(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Example]:
+    """Each row whole, as one example: what the tokenizer begins with, the parts, their ends.
 
-    Prompt and completion are encoded apart, so that no token spans the mask's edge.
+    All parts go to the tokenizer in one call, and the ids are views of one array. Raises
+    ValueError for an id that the vocabulary does not hold.
     """
-    prompt = tokenizer.encode(text.prompt)
-    completion = tokenizer.encode(text.completion)
-    ids = np.concatenate([prompt, completion, [tokenizer.eos_id]]).astype(np.int64)
-    return Example(ids=ids, loss=np.arange(len(ids)) >= len(prompt))
+    parted = [row.parts(tokenizer) for row in rows]
+    begin = np.array(tokenizer.begin_ids, dtype=np.int64)
+    end = np.array([tokenizer.eos_id], dtype=np.int64)
+    found = iter(tokenizer.encode([part.text for parts in parted for part in parts]))
+    ids: list[NDArray[np.integer[Any]]] = []
+    loss: list[bool] = []
+    lengths: list[int] = []
+    for parts in parted:
+        first = len(ids)
+        ids.append(begin)
+        loss.append(False)
+        for part in parts:
+            ids.append(next(found))
+            loss.append(part.loss)
+            if part.ends:
+                ids.append(end)
+                loss.append(part.loss)
+        lengths.append(sum(map(len, ids[first:])))
+    if not ids:
+        return []
+    flat = exact_ids(np.concatenate(ids), tokenizer.vocab)
+    mask = np.repeat(loss, [len(piece) for piece in ids])
+    edges = [0, *accumulate(lengths)]
+    return [Example(ids=flat[start:stop], loss=mask[start:stop]) for start, stop in pairwise(edges)]
 
 
 def ends(length: int, limit: int) -> list[int]:
@@ -96,11 +114,9 @@ class StoredExamples(Sequence[Example]):
         return Example(ids=chunk.ids[start:end], loss=chunk.loss[start:end])
 
 
-def stored(dataset: Dataset) -> StoredExamples:
-    """View a dataset with the columns `ids` and `loss`, without copying it."""
-    columns = zip(
-        dataset.data.column("ids").chunks, dataset.data.column("loss").chunks, strict=True
-    )
+def stored(table: Any) -> StoredExamples:
+    """View an Arrow table with the columns `ids` and `loss`, without copying it."""
+    columns = zip(table.column("ids").chunks, table.column("loss").chunks, strict=True)
     return StoredExamples([chunk_of(ids, loss) for ids, loss in columns])
 
 

@@ -1,30 +1,30 @@
-"""Texts to examples on disk, through a `datasets.Dataset`: tokenized, limited, split."""
+"""Rows to examples on disk: tokenized, limited and split batch by batch, in bounded memory."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from runner.contracts import Fault, UserError
+from runner.contracts import Example, Fault, Split, UserError
 from runner.data.examples import OVERLONG, encode, pieces
-from runner.data.texts import Text, Texts, side
-from runner.data.tokenizer import Tokenizer, exact_ids, id_type
+from runner.data.storage import ExampleWriter
+from runner.data.texts import Row, side_of
+from runner.data.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from datasets import Dataset
+BATCH_ROWS = 1000
+BATCH_CHARACTERS = 2**20
+"""A batch of rows is tokenized in one call; it ends at whichever comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Everything besides source and tokenizer that decides the examples.
 
-    name: the corpus. seq_len: most tokens of an example. eval_share: expected share of texts
+    name: the corpus. seq_len: most tokens of an example. eval_share: expected share of rows
     held out. overlong: one of OVERLONG.
     """
 
@@ -42,104 +42,109 @@ class Options:
             raise ValueError(f"overlong: given {self.overlong!r}; allowed: {', '.join(OVERLONG)}")
 
 
-def prepare(made: Path, texts: Texts, options: Options, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Tokenize and split into two datasets below `made`; returns the facts of the manifest."""
-    check_usable(texts, {"train": len(texts.rows), "eval": len(texts.rows)}, options)
-    with quiet_datasets():
-        examples = tokenized(texts, options, tokenizer)
-        usable = np.asarray(examples["useful"]) > 0
-        held_out = np.asarray(examples["held_out"])
-        chosen = {"train": usable & ~held_out, "eval": usable & held_out}
-        check_usable(texts, {split: int(rows.sum()) for split, rows in chosen.items()}, options)
-        for split, rows in chosen.items():
-            columns = examples.select_columns(["ids", "loss"])
-            columns.select(np.flatnonzero(rows)).save_to_disk(made / split)
-    truncated = int((np.asarray(examples["truncated"]) & usable).sum())
-    return {"truncated": truncated, "dropped": all_dropped(texts, int((~usable).sum()))}
+class Sided(NamedTuple):
+    """A row and, where its source says so, the side of the split that it is on."""
+
+    row: Row
+    side: Split | None = None
+
+    def split(self, eval_share: float) -> Split:
+        """The side: the source's, else by a hash of the content."""
+        return self.side or side_of(self.row.content, eval_share=eval_share)
 
 
-def all_dropped(texts: Texts, no_targets: int) -> dict[str, int]:
-    """Examples left out by reason, with a warning about those that lost every target."""
-    if no_targets:
+@dataclass(kw_only=True)
+class Tally:
+    """What was counted while rows became examples.
+
+    rows: rows that could be used. truncated: examples that lost their right end and still have a
+    target. dropped: rows and examples left out, by reason.
+    """
+
+    rows: int = 0
+    truncated: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+def batches(rows: Iterable[Sided]) -> Iterator[list[Sided]]:
+    """Consecutive rows in batches of a bounded size."""
+    batch: list[Sided] = []
+    characters = 0
+    for sided in rows:
+        batch.append(sided)
+        characters += len(sided.row.content)
+        if len(batch) >= BATCH_ROWS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def tokenized(
+    batch: Iterable[Sided], options: Options, tokenizer: Tokenizer, tally: Tally
+) -> dict[Split, list[Example]]:
+    """The usable examples of some rows by side, in order; each row gives one or several."""
+    rows = list(batch)
+    found: dict[Split, list[Example]] = {"train": [], "eval": []}
+    for sided, whole in zip(rows, encode([sided.row for sided in rows], tokenizer), strict=True):
+        parts = pieces(whole, limit=options.seq_len, overlong=options.overlong)
+        lost = sum(part.length for part in parts) < whole.length
+        usable = [part for part in parts if part.useful]
+        found[sided.split(options.eval_share)] += usable
+        tally.rows += 1
+        tally.truncated += lost and bool(usable)
+        if len(usable) < len(parts):
+            tally.dropped["no_targets"] += len(parts) - len(usable)
+    return found
+
+
+def prepare(
+    made: Path, rows: Iterable[Sided], options: Options, tokenizer: Tokenizer, tally: Tally
+) -> dict[str, Any]:
+    """Write both splits below `made`; returns the facts of the manifest.
+
+    Raises UserError unless each split holds an example.
+    """
+    writers: dict[Split, ExampleWriter]
+    with (
+        ExampleWriter(made / "train", tokenizer.vocab) as train,
+        ExampleWriter(made / "eval", tokenizer.vocab) as held_out,
+    ):
+        writers = {"train": train, "eval": held_out}
+        for batch in batches(rows):
+            for split, examples in tokenized(batch, options, tokenizer, tally).items():
+                writers[split].write(examples)
+    check_usable(tally, {split: w.examples for split, w in writers.items()}, options)
+    warn_of_lost_targets(tally)
+    return {
+        "truncated": tally.truncated,
+        "dropped": dict(tally.dropped),
+        "tokens": {split: writer.tokens for split, writer in writers.items()},
+    }
+
+
+def warn_of_lost_targets(tally: Tally) -> None:
+    """Say how many examples lost every target to the length limit."""
+    lost = tally.dropped["no_targets"]
+    if lost:
         warnings.warn(
-            f"{no_targets} examples have no target within the length limit and are left out",
+            f"{lost} examples have no target within the length limit and are left out",
             stacklevel=2,
         )
-    return {**texts.dropped, **({"no_targets": no_targets} if no_targets else {})}
 
 
-def check_usable(texts: Texts, usable: Mapping[str, int], options: Options) -> None:
+def check_usable(tally: Tally, usable: Mapping[Split, int], options: Options) -> None:
     """Raise UserError unless each split holds an example."""
     if all(usable.values()):
         return
     found = ", ".join(f"{count} usable for {split}" for split, count in usable.items())
+    dropped = {reason: count for reason, count in tally.dropped.items() if count}
     raise UserError(
         Fault(
             key="data",
-            given=f"{options.name}: {len(texts.rows)} rows after dropping {dict(texts.dropped)}, "
+            given=f"{options.name}: {tally.rows} rows after dropping {dropped}, "
             f"{found} at seq_len={options.seq_len}, eval_share={options.eval_share}",
             allowed="at least 1 usable example for train and 1 for eval",
             next_step="use a larger corpus, a larger seq_len, or another data.eval_share",
         )
     )
-
-
-def tokenized(texts: Texts, options: Options, tokenizer: Tokenizer) -> Dataset:
-    """One row per example, in the order of the texts, kept in memory.
-
-    Columns: `ids` and `loss` (lists of one length), `useful` (targets), `truncated`, `held_out`.
-    """
-    from datasets import Dataset, Features, List, Value
-
-    rows = Dataset.from_dict(
-        {
-            "prompt": [row.prompt for row in texts.rows],
-            "completion": [row.completion for row in texts.rows],
-        }
-    )
-    columns = {"useful": Value("int64"), "truncated": Value("bool"), "held_out": Value("bool")}
-    types = {"ids": List(Value(id_type(tokenizer.vocab).name)), "loss": List(Value("uint8"))}
-    return rows.map(
-        lambda batch: tokenize_batch(batch, options, tokenizer),
-        batched=True,
-        remove_columns=["prompt", "completion"],
-        features=Features({**types, **columns}),
-        keep_in_memory=True,
-        load_from_cache_file=False,
-        new_fingerprint=texts.digest,
-    )
-
-
-def tokenize_batch(
-    batch: Mapping[str, Sequence[str]], options: Options, tokenizer: Tokenizer
-) -> dict[str, list[Any]]:
-    """The columns of `tokenized` for some rows; each row gives one example or several."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("ids", "loss", "useful", "truncated", "held_out")
-    }
-    for prompt, completion in zip(batch["prompt"], batch["completion"], strict=True):
-        whole = encode(Text(prompt=prompt, completion=completion), tokenizer)
-        parts = pieces(whole, limit=options.seq_len, overlong=options.overlong)
-        held_out = side(prompt, completion, eval_share=options.eval_share) == "eval"
-        lost = sum(part.length for part in parts) < whole.length
-        for part in parts:
-            columns["ids"].append(exact_ids(part.ids, tokenizer.vocab))
-            columns["loss"].append(part.loss.view(np.uint8))
-            columns["useful"].append(part.useful)
-            columns["truncated"].append(lost)
-            columns["held_out"].append(held_out)
-    return columns
-
-
-@contextmanager
-def quiet_datasets() -> Iterator[None]:
-    """No progress bars of `datasets` within; as it was afterwards."""
-    import datasets
-
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()

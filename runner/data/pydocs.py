@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from runner.contracts import Corpus
 from runner.data import pipeline, stdlib
+from runner.data.feeding import Feeding
 from runner.data.prepare import Options
 from runner.data.texts import collect
 from runner.data.tokenizer import ByteTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class PyDocs:
-    """The topics of `pydoc_data`, as UTF-8 bytes, each ended by the end-of-text token.
+class PyDocs(Feeding):
+    """The topics of `pydoc_data`, each ended by the end-of-text token.
 
     A topic is cut into consecutive examples of at most `seq_len` tokens, so nothing is lost
     but the prediction of each example's first token. All examples of a topic are on one side of
@@ -24,11 +25,12 @@ class PyDocs:
         are few and differ in length: 0.1 holds out 7 of 78, and 10 % of the text.
     """
 
-    setup_keys: ClassVar[frozenset[str]] = frozenset()
     name: str = "pydocs"
     eval_share: float = 0.1
+    tokenizer: Any = field(default_factory=ByteTokenizer)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.options(seq_len=2)
 
     def options(self, *, seq_len: int) -> Options:
@@ -44,6 +46,6 @@ class PyDocs:
             lambda: collect(text for file in files for text in stdlib.topics(file)),
             stamp=f"pydocs-{pipeline.FORMAT}-{stdlib.stamp(folder, files)}",
             options=self.options(seq_len=seq_len),
-            tokenizer=ByteTokenizer(),
+            tokenizer=self.tokenizer,
             cache=cache,
         )

@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from runner.contracts import Split
+
+
+class Part(NamedTuple):
+    """A stretch of a row that is tokenized apart, so that no token spans the mask's edge.
+
+    loss: whether its tokens are predicted. ends: whether the end-of-text token follows it.
+    """
+
+    text: str
+    loss: bool
+    ends: bool = False
+
+
+class Message(NamedTuple):
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+class Renders(Protocol):
+    """Knows how a chat is written down: a tokenizer."""
+
+    def render(self, messages: Sequence[Message]) -> tuple[Part, ...]:
+        """The parts of a chat; only what the assistant says is predicted."""
+
+
+class Row(Protocol):
+    """One row of a source."""
+
+    @property
+    def content(self) -> str:
+        """All that the row says, whatever tokenizer will read it; decides the side of the split."""
+
+    def parts(self, renders: Renders) -> tuple[Part, ...]:
+        """What is tokenized, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +54,50 @@ class Text:
 
     prompt: str
     completion: str
+
+    @property
+    def content(self) -> str:
+        """Prompt and completion."""
+        return self.prompt + self.completion
+
+    def parts(self, renders: Renders) -> tuple[Part, ...]:
+        """The prompt, where there is one, and the completion with the end of text."""
+        completion = Part(self.completion, True, True)
+        return (Part(self.prompt, False), completion) if self.prompt else (completion,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """One conversation."""
+
+    messages: tuple[Message, ...]
+
+    @property
+    def content(self) -> str:
+        """The turns as JSON."""
+        return json.dumps(self.messages)
+
+    def parts(self, renders: Renders) -> tuple[Part, ...]:
+        """The conversation as the tokenizer's chat template writes it."""
+        return renders.render(self.messages)
+
+
+def plain_chat(messages: Sequence[Message]) -> tuple[Part, ...]:
+    """A chat for tokenizers without a template: `role: content` on a line of its own for each
+    turn. What the assistant says is predicted, with an end-of-text token behind each turn."""
+    parts: list[Part] = []
+    unread = ""
+    for message in messages:
+        unread += f"{message.role}: "
+        if message.role == ASSISTANT:
+            parts += [Part(unread, False), Part(message.content, True, True)]
+            unread = "\n"
+        else:
+            unread += f"{message.content}\n"
+    return (*parts, Part(unread, False)) if unread.strip() else tuple(parts)
+
+
+ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,5 +153,10 @@ def side(prompt: str, completion: str, *, eval_share: float) -> Split:
 
     Neither position nor length limit enters: the same text is always on the same side.
     """
-    digest = hashlib.sha256((prompt + completion).encode()).digest()
+    return side_of(prompt + completion, eval_share=eval_share)
+
+
+def side_of(content: str, *, eval_share: float) -> Split:
+    """`side` of a row by its content."""
+    digest = hashlib.sha256(content.encode()).digest()
     return "eval" if int.from_bytes(digest[:8], "big") < eval_share * 2**64 else "train"

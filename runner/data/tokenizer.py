@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from runner.data.texts import Message, Part, plain_chat
 
 
 class Tokenizer(Protocol):
@@ -16,7 +20,7 @@ class Tokenizer(Protocol):
     vocab: number of ids in use, special and added tokens included; every id is below it.
     pad_id: id written into padding. Which positions are padding is known by length, never by
         this id, so it may equal another one.
-    eos_id: id that ends each text.
+    eos_id: id that ends each text. begin_ids: ids that the tokenizer puts before each text.
     """
 
     @property
@@ -27,9 +31,22 @@ class Tokenizer(Protocol):
     def pad_id(self) -> int: ...
     @property
     def eos_id(self) -> int: ...
+    @property
+    def begin_ids(self) -> tuple[int, ...]: ...
 
-    def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """(n,) ids of `text`, nothing added."""
+    def encode(self, texts: Sequence[str]) -> Sequence[NDArray[np.integer[Any]]]:
+        """(n,) ids of each text, nothing added."""
+
+    def render(self, messages: Sequence[Message]) -> tuple[Part, ...]:
+        """See `runner.data.texts.Renders`."""
+
+
+class TokenizerPart(Protocol):
+    """The configured part that makes a tokenizer."""
+
+    def make(self, texts: Callable[[], Iterable[str]], *, source: str, cache: Path) -> Tokenizer:
+        """The tokenizer. `texts` reads the corpus, whose digest is `source`, for a tokenizer that
+        is made from it; what takes long is kept below `cache`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +57,19 @@ class ByteTokenizer:
     vocab: ClassVar[int] = 258
     pad_id: ClassVar[int] = 256
     eos_id: ClassVar[int] = 257
+    begin_ids: ClassVar[tuple[int, ...]] = ()
 
-    def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """(n,) uint8 ids; raises UnicodeEncodeError for a lone surrogate."""
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+    def make(self, texts: Callable[[], Iterable[str]], *, source: str, cache: Path) -> Tokenizer:
+        """Itself: nothing to learn."""
+        return self
+
+    def encode(self, texts: Sequence[str]) -> Sequence[NDArray[np.integer[Any]]]:
+        """(n,) uint8 ids of each; raises UnicodeEncodeError for a lone surrogate."""
+        return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
+
+    def render(self, messages: Sequence[Message]) -> tuple[Part, ...]:
+        """`role: content` per turn, see `plain_chat`."""
+        return plain_chat(messages)
 
 
 def id_type(vocab: int) -> np.dtype[Any]:
