@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.documents import Documents, attend_documents
+
 
 class Attention(Protocol):
     """The seam through which every model attends; see the contract of the same name."""
 
-    def plan(self, segments: Tensor | None, like: Tensor) -> Any:
+    def plan(self, segments: Tensor | Documents | None, like: Tensor) -> Any:
         """What `attend` needs to know about documents; made once per forward pass."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Any, dropout_p: float) -> Tensor:
@@ -31,23 +33,34 @@ class Plan(NamedTuple):
 
 
 class CausalAttention:
-    """torch's scaled dot-product attention, causal within documents."""
+    """torch's scaled dot-product attention, causal within documents.
 
-    def plan(self, segments: Tensor | None, like: Tensor) -> Tensor | None:
-        """None for rows of one document, else the (rows, 1, length, length) mask, True where a
-        query may look.
+    within: attention within documents of one row; a place of its own, so that it can stay
+    uncompiled where everything around it is compiled.
+    """
+
+    def __init__(self) -> None:
+        self.within = attend_documents
+
+    def plan(self, segments: Tensor | Documents | None, like: Tensor) -> Tensor | Documents | None:
+        """None for rows of one document; documents of one row as they are; else the (rows, 1,
+        length, length) mask, True where a query may look.
 
         A document followed by padding needs no mask: causal attention never looks ahead.
         """
-        return None if segments is None else block_causal_mask(segments)
+        if segments is None or isinstance(segments, Documents):
+            return segments
+        return block_causal_mask(segments)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, plan: Tensor | None, dropout_p: float
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Tensor | Documents | None, dropout_p: float
     ) -> Tensor:
         """(rows, heads, length, dh) attended values."""
         grouped = q.shape[1] != k.shape[1]
         if grouped and not takes_groups(q, plan):
             k, v, grouped = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), False
+        if isinstance(plan, Documents):
+            return self.within(q, k, v, plan, dropout_p)
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -71,13 +84,13 @@ def block_causal_mask(segments: Tensor) -> Tensor:
     return (same & ~ahead)[:, None]
 
 
-def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
+def takes_groups(q: Tensor, plan: Tensor | Documents | None) -> bool:
     """Whether a fused kernel takes fewer key than query heads as they are.
 
-    Only the flash kernel does, which takes neither a mask nor float32; every other case would
-    fall to the kernel that keeps the square of the length.
+    Only the flash kernel does, which takes neither a mask nor float32, and not with document
+    boundaries; every other case would fall to the kernel that keeps the square of the length.
     """
-    return mask is None and q.dtype in (torch.bfloat16, torch.float16)
+    return plan is None and q.dtype in (torch.bfloat16, torch.float16)
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from models.attention import Attention, CausalAttention, Plan
 from models.building import row_positions
 from models.description import Description
+from models.documents import Documents
 from models.gpt import GPT
 
 
@@ -92,19 +93,26 @@ class GPTNetwork(nn.Module):
         return self.embed.weight if self.head is None else self.head.weight
 
     def hidden(
-        self, input_ids: Tensor, positions: Tensor | None = None, segments: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        segments: Tensor | Documents | None = None,
     ) -> Tensor:
         """(rows, length, d) final hidden states, ready for the head.
 
         positions: (rows, length), or None for 0, 1, 2, ... in every row. segments: (rows,
-        length) document numbers, or None for one document in every row. Raises ValueError for
+        length) document numbers, the documents of a single row, or None for one document in
+        every row. Raises ValueError for
         rows longer than the learned positions.
         """
         states: Tensor = self(input_ids, positions, segments)
         return states
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor | None = None, segments: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        segments: Tensor | Documents | None = None,
     ) -> Tensor:
         """As `hidden`."""
         if positions is None:

@@ -160,16 +160,24 @@ def causal_pairs(lengths: Iterable[int]) -> int:
 
 
 def model_flops(
-    *, matmul_params: int, layers: int, heads: int, head_width: int, lengths: Sequence[int]
+    *,
+    matmul_params: int,
+    layers: int,
+    heads: int,
+    head_width: int,
+    lengths: Sequence[int],
+    head_params: int = 0,
+    headless: int = 0,
 ) -> int:
     """Model FLOPs of one forward and backward pass over documents of the given real lengths.
 
     2 FLOPs per multiply-add; backward twice the forward; each token meets every element of
     every matrix once (`matmul_params`, head included); attention is causal within documents:
     a query-key pair costs 2 * head_width for the score and as much for the value. Padding and
-    recomputation are not model work and count nothing.
+    recomputation are not model work and count nothing, nor does the head (`head_params` elements)
+    at the `headless` real tokens for which no logits are computed.
     """
-    linear = 2 * matmul_params * sum(lengths)
+    linear = 2 * (matmul_params * sum(lengths) - head_params * headless)
     attention = 4 * layers * heads * head_width * causal_pairs(lengths)
     return 3 * (linear + attention)
 

@@ -44,6 +44,10 @@ def compiled(model: nn.Module, loss: LossLever, mode: str) -> LossLever:
     """Compile `model` in place (its parameters keep their names) and return the loss compiled."""
     import torch
 
+    attention: Any = getattr(model, "attention", None)
+    if hasattr(attention, "within"):
+        # One call for each document: compiled, every combination of lengths were its own graph.
+        attention.within = torch.compiler.disable(attention.within)  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {"mode": MODES[mode], "dynamic": True}
     model.compile(**options)
     return CompiledLoss(function=torch.compile(loss.loss_sum, **options))

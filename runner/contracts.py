@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor, nn
+
+    from models.documents import Documents
 
 Numerics = Literal["same", "close"]
 """What a part does to the loss curve: `same` up to float rounding, `close` within the margin."""
@@ -119,11 +121,14 @@ class MicroBatch:
         same document, or IGNORE. Already shifted: models and losses never shift again.
     positions: (rows, length) int64 position of each token in its document, or None when every
         row is one document that starts at position 0.
-    segments: (rows, length) int64 document number within the row, -1 on padding, or None when
-        every row is one document followed by padding only. Attention never crosses segments.
+    segments: (rows, length) int64 document number within the row, -1 on padding; or `Documents`,
+        where the micro-batch is a single row of documents without padding; or None when every row
+        is one document followed by padding only. Attention never crosses segments.
     weights: (rows, length) float32 weight of each target in the summed loss, or None for 1.
     sequence: (rows, length) int64 number of the example within the micro-batch, -1 on padding;
         None when row r is example r.
+    places: (n,) int64 places, in the flattened (rows, length), that the head is applied at: those
+        of all targets; None for everywhere.
     lengths: real tokens of each document, in order.
     counts: token counts of this micro-batch, counted on the host by the collator.
     """
@@ -131,9 +136,10 @@ class MicroBatch:
     input_ids: Tensor
     targets: Tensor
     positions: Tensor | None = None
-    segments: Tensor | None = None
+    segments: Tensor | Documents | None = None
     weights: Tensor | None = None
     sequence: Tensor | None = None
+    places: Tensor | None = None
     lengths: tuple[int, ...]
     counts: Counts
 
@@ -141,6 +147,24 @@ class MicroBatch:
     def examples(self) -> int:
         """Examples in this micro-batch."""
         return len(self.lengths)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of this micro-batch."""
+        found: list[Any] = []
+
+        def note(held: Any) -> Any:
+            found.append(getattr(held, "bounds", held))
+            return held
+
+        self.moved(note)
+        return found
+
+    def moved(self, move: Callable[[Any], Any]) -> MicroBatch:
+        """The same with `move` applied to everything that holds a tensor."""
+        names = ("input_ids", "targets", "positions", "segments", "weights", "sequence", "places")
+        held = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: move(value) for name, value in held.items()})
 
 
 @runtime_checkable
@@ -231,9 +255,10 @@ class LossLever(Protocol):
 class Attention(Protocol):
     """The one seam through which every model attends."""
 
-    def plan(self, segments: Tensor | None, like: Tensor) -> Any:
+    def plan(self, segments: Tensor | Documents | None, like: Tensor) -> Any:
         """What `attend` needs to know about documents; made once per forward pass. `like` is a
-        tensor of the model's device and format."""
+        tensor of the model's device and format. `Documents.segments()` is the tensor for an
+        attention that works with masks."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Any, dropout_p: float) -> Tensor:
         """Causal attention. q (rows, heads, length, dh); k, v (rows, kv_heads, length, dh)."""
@@ -273,7 +298,10 @@ class Model(Protocol):
     description: Description
 
     def hidden(
-        self, input_ids: Tensor, positions: Tensor | None, segments: Tensor | None
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None,
+        segments: Tensor | Documents | None,
     ) -> Tensor:
         """(rows, length, d) final hidden states, ready for the head."""
 

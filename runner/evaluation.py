@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.compiling import eagerly
 from runner.contracts import LossLever, MicroBatch, Recipe
 from runner.records import EvaluationRecord
-from runner.step import to_device
+from runner.step import at_places, to_device
 
 
 @contextmanager
@@ -56,8 +56,9 @@ class Evaluation:
                 hidden = model.hidden(  # type: ignore[operator]
                     moved.input_ids, moved.positions, moved.segments
                 )
-                head = model.head_weight
-                total += self.loss.loss_sum(hidden, head, moved.targets, None)  # type: ignore[arg-type]
+                head: Tensor = model.head_weight  # type: ignore[assignment]
+                hidden, targets, _ = at_places(hidden, moved)
+                total += self.loss.loss_sum(hidden, head, targets, None)
         return EvaluationRecord(
             update=update, eval_loss=float(total) / self.tokens, eval_tokens=self.tokens
         )

@@ -79,9 +79,4 @@ class Feed:
 
 def pinned(micro: MicroBatch) -> MicroBatch:
     """The micro-batch with its tensors in page-locked memory."""
-    moved = {
-        name: tensor.pin_memory()
-        for name in ("input_ids", "targets", "positions", "segments", "weights", "sequence")
-        if (tensor := getattr(micro, name)) is not None
-    }
-    return replace(micro, **moved)
+    return micro.moved(lambda held: held.pin_memory())

@@ -124,20 +124,24 @@ def timed_work(loop: Loop, job: Job) -> tuple[float, float]:
     flops, seconds = 0.0, 0.0
     for record, lengths in zip(loop.records, loop.lengths, strict=True):
         if not record.marks:
-            flops += flops_of(job, lengths)
+            flops += flops_of(job, lengths, record.tokens)
             seconds += record.total
     return flops, seconds
 
 
-def flops_of(job: Job, lengths: Any) -> int:
-    """Model FLOPs of an update over documents of these lengths."""
+def flops_of(job: Job, lengths: Any, tokens: Counts) -> int:
+    """Model FLOPs of an update over documents of these lengths; where the head is applied at
+    targets only, the other real tokens have none."""
     shapes = job.parts.model.describe()
+    targets_only = getattr(job.parts.batching, "head_on_targets", False)
     return accounting.model_flops(
         matmul_params=shapes.matmul_params,
         layers=shapes.layers,
         heads=shapes.heads,
         head_width=shapes.head_width,
         lengths=lengths,
+        head_params=shapes.vocab * shapes.width,
+        headless=tokens.nonpad - tokens.useful if targets_only else 0,
     )
 
 
@@ -233,7 +237,8 @@ def evidence_of(run: Run) -> dict[str, Any]:
         seen = run.trained.dispatched
         note("product_flops_by_operands", dict(seen.flops), "observed")
         note("attention_operators", list(seen.attention_operators), "observed")
-        work = {"model": flops_of(job, run.trained.lengths), "hardware": seen.total}
+        model = flops_of(job, run.trained.lengths, run.trained.tokens)
+        work = {"model": model, "hardware": seen.total}
         note("update_flops", {**work, "recomputed": seen.recomputed}, "observed")
     if loop is not None and loop.records:
         steps = sum(record.total for record in loop.records)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -113,7 +113,8 @@ def measured_update(
                 micro.input_ids, micro.positions, micro.segments
             )
             head_weight: Tensor = training.model.head_weight  # type: ignore[assignment]
-            part = training.loss.loss_sum(hidden, head_weight, micro.targets, micro.weights)
+            hidden, targets, weights = at_places(hidden, micro)
+            part = training.loss.loss_sum(hidden, head_weight, targets, weights)
         clock.enter("backward")
         with entered(training.backward_contexts()):
             part.backward(gradient=seed)  # type: ignore[no-untyped-call]
@@ -161,13 +162,20 @@ def step_or_skip(training: Training, bad: Tensor) -> Tensor:
     return lr
 
 
+def at_places(hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Hidden states, targets and weights where the head is applied, as (1, n) for n places."""
+    if micro.places is None:
+        return hidden, micro.targets, micro.weights
+
+    def there(x: Tensor) -> Tensor:
+        return x.flatten(0, 1).index_select(0, micro.places)[None]  # type: ignore[arg-type]
+
+    weights = None if micro.weights is None else there(micro.weights)
+    return there(hidden), there(micro.targets), weights
+
+
 def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
     """The micro-batch with its tensors on `device`; asynchronous from pinned memory."""
     if device.type == "cpu":
         return micro
-    moved = {
-        name: tensor.to(device, non_blocking=True)
-        for name in ("input_ids", "targets", "positions", "segments", "weights", "sequence")
-        if (tensor := getattr(micro, name)) is not None
-    }
-    return replace(micro, **moved)
+    return micro.moved(lambda held: held.to(device, non_blocking=True))

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from runner.contracts import Batching, Counts
+from runner.data.packed import Packed
 from runner.data.padded import Bucketed, Padded, PaddedMax
 from runner.step import measured_update
 from tests.support import (
@@ -37,7 +38,9 @@ def test_slots_by_hand() -> None:
     assert total(Bucketed(), 8) == total(Padded(), 8)
 
 
-@pytest.mark.parametrize("part", [PaddedMax(), Padded(), Bucketed()])
+@pytest.mark.parametrize(
+    "part", [PaddedMax(), Padded(), Bucketed(), Packed(), Packed(head="targets")]
+)
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_every_batching_makes_the_same_update(part: Batching, size: int) -> None:
     assert part.numerics == "same"

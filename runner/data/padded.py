@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runner.contracts import IGNORE, Counts, Example, MicroBatch, Numerics
+from runner.data.heads import HeadChoice
 
 
 @dataclass(frozen=True, kw_only=True)
-class Padded:
+class Padded(HeadChoice):
     """Micro-batches of consecutive examples, padded to the longest example of each."""
 
     numerics: ClassVar[Numerics] = "same"
@@ -22,11 +24,11 @@ class Padded:
     ) -> list[MicroBatch]:
         """See `runner.contracts.Batching`. Raises ValueError for an example over `seq_len`."""
         refuse_overlong(examples, seq_len)
-        return [collate(chunk, pad_id=pad_id) for chunk in chunks(examples, size)]
+        return [self.choose(collate(chunk, pad_id=pad_id)) for chunk in chunks(examples, size)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddedMax:
+class PaddedMax(HeadChoice):
     """Micro-batches of consecutive examples, padded to `seq_len`: one shape, most padding."""
 
     numerics: ClassVar[Numerics] = "same"
@@ -36,11 +38,14 @@ class PaddedMax:
     ) -> list[MicroBatch]:
         """See `runner.contracts.Batching`. Raises ValueError for an example over `seq_len`."""
         refuse_overlong(examples, seq_len)
-        return [collate(chunk, pad_id=pad_id, length=seq_len) for chunk in chunks(examples, size)]
+        return [
+            self.choose(collate(chunk, pad_id=pad_id, length=seq_len))
+            for chunk in chunks(examples, size)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucketed:
+class Bucketed(HeadChoice):
     """The update's examples sorted by length, then cut into micro-batches padded to the longest.
 
     The examples of the update are the same, so its gradient is; only padding shrinks, and only
@@ -55,7 +60,7 @@ class Bucketed:
         """See `runner.contracts.Batching`. Raises ValueError for an example over `seq_len`."""
         refuse_overlong(examples, seq_len)
         ordered = sorted(examples, key=lambda example: example.length)
-        return [collate(chunk, pad_id=pad_id) for chunk in chunks(ordered, size)]
+        return [self.choose(collate(chunk, pad_id=pad_id)) for chunk in chunks(ordered, size)]
 
 
 def chunks(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
@@ -74,8 +79,7 @@ def refuse_overlong(examples: Sequence[Example], seq_len: int) -> None:
 def collate(examples: Sequence[Example], *, pad_id: int, length: int | None = None) -> MicroBatch:
     """One micro-batch, `length` wide or as wide as its longest example.
 
-    The causal shift happens here and nowhere else. Padding is known by length: its target is
-    IGNORE whatever ids stand there.
+    Padding is known by length: its target is IGNORE whatever ids stand there.
     """
     import torch
 
@@ -85,7 +89,7 @@ def collate(examples: Sequence[Example], *, pad_id: int, length: int | None = No
     targets = np.full(shape, IGNORE, dtype=np.int64)
     for row, (example, end) in enumerate(zip(examples, lengths, strict=True)):
         input_ids[row, :end] = example.ids
-        np.copyto(targets[row, : end - 1], example.ids[1:], where=example.loss[1:])
+        shifted_into(targets[row, :end], example)
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         targets=torch.from_numpy(targets),
@@ -96,3 +100,12 @@ def collate(examples: Sequence[Example], *, pad_id: int, length: int | None = No
             slots=input_ids.size,
         ),
     )
+
+
+def shifted_into(targets: NDArray[np.int64], example: Example) -> None:
+    """Fill (n,) `targets` with the token after each position, IGNORE where it is not predicted.
+
+    The causal shift happens here and nowhere else.
+    """
+    targets.fill(IGNORE)
+    np.copyto(targets[:-1], example.ids[1:], where=example.loss[1:])

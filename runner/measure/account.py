@@ -102,8 +102,9 @@ class MemoryTracker:
         """Every tensor of the optimizer, with its name; in-place rates belong to it too."""
         if self._optimizer is None:
             return
+        names: Mapping[Any, str] = self._names
         for parameter, state in self._optimizer.state.items():
-            name = self._names.get(parameter, "parameter")  # type: ignore[call-overload]
+            name = names.get(parameter, "parameter")
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     yield value, f"{name}.{key}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from runner.contracts import MicroBatch
+from runner.contracts import Counts, MicroBatch
 from runner.measure.account import MemoryAccount, MemoryTracker
 from runner.measure.evidence import Dispatched, Watch
 from runner.step import Training, measured_update
@@ -35,7 +35,7 @@ class Trained:
     parameters: trainable tensors. no_gradient: those whose gradient was missing or all zero in
     every untimed update. unchanged: those that no update changed. applied: whether any update was
     applied at all. dispatched: formats and operators of the last untimed update, over documents
-    of the given lengths.
+    of the given lengths and with these counts of tokens.
     """
 
     parameters: int
@@ -44,6 +44,7 @@ class Trained:
     applied: bool
     dispatched: Dispatched
     lengths: tuple[int, ...] = ()
+    tokens: Counts = field(default_factory=Counts)
 
     @property
     def contradiction(self) -> str | None:
@@ -114,13 +115,15 @@ def probe(
             watched = measured_update(training, lambda: probes[-1], watch)
         _note_gradients(training, seen)
         trained = replace(
-            _trained(training, before, seen, applied, watch.result()), lengths=watched.lengths
+            _trained(training, before, seen, applied, watch.result()),
+            lengths=watched.lengths,
+            tokens=watched.counts,
         )
     return max(accounts, key=lambda found: found.peak_bytes, default=None), trained
 
 
 def _account(training: Training, micros: Sequence[MicroBatch]) -> MemoryAccount:
-    inputs = [tensor for micro in micros for tensor in (micro.input_ids, micro.targets)]
+    inputs = [tensor for micro in micros for tensor in micro.tensors]
     tracker = MemoryTracker(
         model=training.model,
         optimizer=training.optimizer,
