@@ -27,13 +27,15 @@ class Workload:
     """A model and a batch, as overrides of the runner's configuration.
 
     check: updates whose losses are compared. turn: updates of one contestant in one block, of
-    which the first is not counted.
+    which the first is not counted. blocks: of each round: the shorter a block, the more alike is
+    the machine to all contestants in it, and the more blocks are needed.
     """
 
     name: str
     overrides: Sequence[str]
     check: int
     turn: int
+    blocks: int
 
     def plan(self) -> Plan:
         """The job; more updates than anybody will have the patience for."""
@@ -54,7 +56,8 @@ WORKLOADS = (
         name="2 layers, width 64; 4 micro-batches of 2 x 64 tokens",
         overrides=("seq_len=64",),
         check=12,
-        turn=41,
+        turn=21,
+        blocks=30,
     ),
     Workload(
         name="6 layers, width 384; 4 micro-batches of 2 x 128 tokens",
@@ -68,6 +71,7 @@ WORKLOADS = (
         ),
         check=4,
         turn=4,
+        blocks=10,
     ),
 )
 
@@ -101,7 +105,7 @@ def measure(workload: Workload, given: argparse.Namespace) -> str:
         names=[BARE, *given.only],
         check=workload.check,
         turn=workload.turn,
-        blocks=given.blocks,
+        blocks=given.blocks or workload.blocks,
         threads=given.threads,
         quiet=given.quiet,
     )
@@ -125,7 +129,7 @@ def options() -> argparse.ArgumentParser:
     others = list(LABELS)[1:]
     made = argparse.ArgumentParser(prog="python -m scripts.benchmark", description=__doc__)
     made.add_argument("--rounds", type=int, default=4, help="rounds of fresh processes")
-    made.add_argument("--blocks", type=int, default=10, help="blocks of each round")
+    made.add_argument("--blocks", type=int, help="blocks of each round")
     made.add_argument("--threads", type=int, default=1, help="threads of each contestant")
     made.add_argument("--quiet", type=float, help="repeat blocks that others disturbed more, cores")
     made.add_argument("--only", nargs="+", choices=others, default=others, metavar="NAME")

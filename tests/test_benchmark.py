@@ -179,6 +179,7 @@ SMALL = Workload(
     overrides=("seq_len=16", "model.width=16", "model.positions=16", "model.init_std=0.08"),
     check=6,
     turn=3,
+    blocks=1,
 )
 
 
