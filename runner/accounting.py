@@ -41,8 +41,9 @@ def window_loss(updates: Iterable[UpdateRecord]) -> float | None:
 
 
 def timed(updates: Iterable[UpdateRecord]) -> list[UpdateRecord]:
-    """The updates that step-time statistics are about: those without a mark."""
-    return [u for u in updates if not u.marks]
+    """The updates that step-time statistics are about: those without a mark whose time is known
+    (an emulated run's journal tells none)."""
+    return [u for u in updates if not u.marks and math.isfinite(u.total)]
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +73,49 @@ def compiles(config: Mapping[str, Any]) -> bool:
     return bool(config["compile"] != OFF or implementation == "compiled")
 
 
-def check_device(config: Mapping[str, Any], parts: Parts, device: torch.device) -> None:
-    """Raise Unsupported when the job needs what the device or the machine lacks."""
+def check_device(config: Mapping[str, Any], device: torch.device) -> None:
+    """Raise Unsupported when the job needs what the machine lacks, its recipe apart."""
     if compiles(config) and device.type == "cpu" and not any(map(shutil.which, CPP_COMPILERS)):
         raise Unsupported(
             f"compiling for a CPU needs a C++ compiler ({' or '.join(CPP_COMPILERS)}); none is here"
         )
-    needs = parts.precision.requirements
-    name = type(parts.precision).__name__
+
+
+def lacking(recipe: Recipe, device: torch.device) -> str | None:
+    """Why this device or installation has no native arithmetic for a recipe, or None."""
+    needs = recipe.requirements
+    name = type(recipe).__name__
     if needs.cuda and device.type != "cuda":
-        raise Unsupported(f"precision: {name} needs a CUDA device; this job runs on {device}")
+        return f"precision: {name} needs a CUDA device; this job runs on {device}"
     if needs.capability and device.type == "cuda":
         have = torch.cuda.get_device_capability(device)
         if have < needs.capability:
-            raise Unsupported(
+            return (
                 f"precision: {name} needs compute capability {needs.capability}; "
                 f"{torch.cuda.get_device_name(device)} has {have}"
             )
+    absent = [module for module in needs.modules if find_spec(module) is None]
+    if absent:
+        return f"precision: {name} needs {' and '.join(absent)}, which is not installed"
+    return None
+
+
+def realised(
+    config: Mapping[str, Any], parts: Parts, device: torch.device
+) -> tuple[Parts, str | None]:
+    """The parts as this device runs them, and why their recipe is emulated; None: it is native.
+
+    Raises Unsupported when the device lacks the recipe's arithmetic and no emulation is asked for.
+    """
+    reason = lacking(parts.precision, device)
+    if reason is None:
+        return parts, None
+    stand_in = parts.precision.emulation()
+    if stand_in is None:
+        raise Unsupported(reason)
+    if not config["emulate"]:
+        raise Unsupported(f"{reason}; emulate=true runs its rounding here, for its quality alone")
+    return replace(parts, precision=stand_in), reason
 
 
 def load_corpus(config: Mapping[str, Any], parts: Parts) -> Corpus:
@@ -288,6 +315,6 @@ def _refuse_fp16_weights(model: nn.Module, built: BuiltOptimizer) -> None:
                 key="precision",
                 given=f"loss scaling over FP16 parameters ({names[0]} and {len(names) - 1} more)",
                 allowed="loss scaling over FP32 parameters: FP16 gradients cannot be unscaled",
-                next_step="precision=fp16",
+                next_step="precision=fp16_master, whose FP32 masters take the gradients",
             )
         )

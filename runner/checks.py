@@ -42,7 +42,7 @@ GROUPS = (
     "schedule",
     "tracking",
 )
-SETUP_KEYS = ("precision", "memory", "accum", "batching", "compile", "process")
+SETUP_KEYS = ("precision", "emulate", "memory", "accum", "batching", "compile", "process")
 """What is varied. `process` is here since an inline job is measured otherwise."""
 NEITHER = (
     "seed",
@@ -159,6 +159,13 @@ def _scalar_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
     if clip is not None and not 0 < clip < float("inf"):
         yield Fault(
             key="clip", given=str(clip), allowed="a positive number or null", next_step="clip=1.0"
+        )
+    if config["emulate"] and config["profile"]:
+        yield Fault(
+            key="profile",
+            given="true together with emulate=true",
+            allowed="one of the two: a timeline of an emulation says nothing of what it stands for",
+            next_step="profile=false",
         )
     yield from _quality_faults(config["quality"])
 

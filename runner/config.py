@@ -72,6 +72,7 @@ class Root:
     seed: int = 0
     seq_len: int = 128
     device: str = "auto"
+    emulate: bool = False
     compile: str = "off"
     profile: bool = False
     skip_finished: bool = False

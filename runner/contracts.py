@@ -329,10 +329,12 @@ class Requirements:
 
     cuda: whether only a CUDA device can run it.
     capability: lowest CUDA compute capability, as (major, minor); None for any.
+    modules: Python modules that must be importable, for example `transformer_engine`.
     """
 
     cuda: bool = False
     capability: tuple[int, int] | None = None
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,9 +355,12 @@ class Recipe:
     """A precision choice. A recipe overrides what it needs; the defaults are plain FP32.
 
     formats: declared formats by role: `storage`, `compute`, `accumulate`, `state`.
+    may_round_away: whether whole tensors may stay as they are because their updates are too small
+        for the format that they are stored in. Elsewhere a tensor that nothing changes is a fault.
     """
 
     numerics: ClassVar[Numerics] = "close"
+    may_round_away: ClassVar[bool] = False
     requirements: ClassVar[Requirements] = Requirements()
     formats: ClassVar[Mapping[str, str]]
 
@@ -385,6 +390,10 @@ class Recipe:
 
     def optimizer(self) -> OptimizerBuilder | None:
         """How the optimizer is built, if this recipe decides it; asked without torch."""
+        return None
+
+    def emulation(self) -> Recipe | None:
+        """The recipe that does this one's arithmetic by rounding, on any device; None without."""
         return None
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
-from runner.records import JournalLine, dumps
+from runner.records import CLOCKED, JournalLine, dumps
 
 INTERVAL_S = 0.2
 
@@ -14,10 +15,12 @@ INTERVAL_S = 0.2
 class Journal:
     """An append-only `journal.jsonl`.
 
+    Without `timed`, what a clock saw is written as null: an emulation's times are nobody's.
     A record that was handed over is on disk within about INTERVAL_S, at `flush` and at `close`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, timed: bool = True) -> None:
+        self._timed = timed
         self._queue: SimpleQueue[JournalLine] = SimpleQueue()
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -35,12 +38,16 @@ class Journal:
             lines = []
             while True:
                 try:
-                    lines.append(dumps(self._queue.get_nowait().to_json()) + "\n")
+                    lines.append(dumps(self._line(self._queue.get_nowait())) + "\n")
                 except Empty:
                     break
             if lines:
                 self._file.write("".join(lines))
                 self._file.flush()
+
+    def _line(self, record: JournalLine) -> dict[str, Any]:
+        line = record.to_json()
+        return line if self._timed else {**line, **{k: None for k in CLOCKED if k in line}}
 
     def close(self) -> None:
         """Write the rest and close the file; a second call does nothing."""

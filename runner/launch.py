@@ -181,7 +181,7 @@ class Tracked:
         """Run id in the store, once there is one."""
         return self._follower.run_id if self._follower else None
 
-    def open(self, workload_id: str) -> None:
+    def open(self, workload_id: str, *, emulated: bool) -> None:
         """Open the run and follow the journal; once."""
         if self._follower is not None:
             return
@@ -196,6 +196,7 @@ class Tracked:
             sweep_id=self._session.sweep_id,
             parent=self._session.parent,
             job_id=self._job_id,
+            emulated=emulated,
         )
         self._follower = self._session.store.follow(self._folder, spec)
 
@@ -203,7 +204,8 @@ class Tracked:
         """Send the rest; whether everything arrived. An unsupported job has no run of its own."""
         if record.status == "unsupported" and self._follower is None:
             return True
-        self.open(record.workload_id or "unknown")
+        emulated = record.environment.get("emulated", False)
+        self.open(record.workload_id or "unknown", emulated=emulated)
         return bool(self._follower.close(TRACKING_S))
 
 
@@ -217,7 +219,7 @@ def run_inline(folder: Path, stop: Callable[[], bool], tracked: Tracked) -> int:
         while not done.wait(POLL_S):
             state = read_state(folder)
             if state.get("state") == "started":
-                tracked.open(state["workload_id"])
+                tracked.open(state["workload_id"], emulated=state["emulated"])
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -241,7 +243,7 @@ def run_fresh(session: Session, folder: Path, tracked: Tracked, progress: Progre
         while worker.poll() is None:
             state = read_state(folder)
             if state.get("state") == "started":
-                tracked.open(state["workload_id"])
+                tracked.open(state["workload_id"], emulated=state["emulated"])
             progress.show(state)
             if session.interrupted is not None:
                 asked = asked or ask_to_stop(worker)
@@ -279,6 +281,7 @@ def bare_record(plan: Plan, session: Session, folder: Path, code: int) -> RunRec
         setup_id=setup_id(plan.config),
         config=plan.config,
         summary=partial_summary(folder),
+        environment={"emulated": bool(read_state(folder).get("emulated"))},
         job=place_of(read_ticket(folder)),
     )
     record.write(folder)

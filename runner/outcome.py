@@ -17,6 +17,7 @@ from runner.contracts import Counts
 from runner.data.stats import target_counts
 from runner.diagnosis import Figures, stages
 from runner.environment import device_bytes, environment
+from runner.forwarding.runs import is_timed
 from runner.loop import Loop
 from runner.measure.account import MemoryAccount
 from runner.measure.clock import mark_cost
@@ -29,7 +30,10 @@ from runner.timeline import Timeline
 
 @dataclass(kw_only=True, eq=False)
 class Run:
-    """What is known of a run while it runs; becomes its record however it ends."""
+    """What is known of a run while it runs; becomes its record however it ends.
+
+    emulated: why the recipe is emulated; None where it is native, or not known yet.
+    """
 
     folder: Path
     ticket: Mapping[str, Any]
@@ -42,6 +46,7 @@ class Run:
     loop: Loop | None = None
     timeline: Timeline | None = None
     others: set[int] = field(default_factory=set)
+    emulated: str | None = None
     compilations: Compilations = field(default_factory=Compilations)
     timings: dict[str, float] = field(default_factory=dict)
 
@@ -89,7 +94,8 @@ def _environment(run: Run) -> dict[str, Any]:
         return {}
     found = environment(run.device, Path(run.ticket["launch"]))
     found["device"]["other_processes"] = sorted(run.others)
-    return {**found, "process": run.config["process"], "timings": run.timings}
+    found |= {"process": run.config["process"], "emulated": run.emulated is not None}
+    return found if run.emulated else {**found, "timings": run.timings}
 
 
 def summary_of(run: Run) -> dict[str, float]:
@@ -101,6 +107,8 @@ def summary_of(run: Run) -> dict[str, float]:
     figures |= memory_figures(run)
     if loop.evaluations and loop.evaluations[-1].update == loop.applied:
         figures["eval_loss"] = loop.evaluations[-1].eval_loss
+    if run.emulated:
+        return {name: value for name, value in figures.items() if not is_timed(name)}
     flops, seconds = timed_work(loop, job)
     used = accounting.mfu(
         flops=flops,
@@ -181,7 +189,13 @@ def sizes_of(run: Run) -> dict[str, Any]:
     }
     if loop is not None and loop.records:
         sizes |= _work_sizes(job, loop)
+        if run.emulated:
+            sizes = {name: value for name, value in sizes.items() if name not in CLOCK_SIZES}
     return sizes
+
+
+CLOCK_SIZES = ("step_s", "phase_shares", "marked", "model_flops_per_s")
+"""Sizes that a clock gave; an emulated run has none."""
 
 
 def _work_sizes(job: Job, loop: Loop) -> dict[str, Any]:
@@ -209,6 +223,9 @@ def evidence_of(run: Run) -> dict[str, Any]:
         found[name] = {"value": value, "how": how}
 
     note("controls", dict(run.controls), "read_back")
+    if run.config["emulate"] and run.device is not None:
+        words = f"ignored: {run.device} does this recipe's arithmetic itself; times are its own"
+        note("emulation", run.emulated or words, "observed")
     if job is None:
         return found
     precision = job.parts.precision
@@ -225,8 +242,10 @@ def evidence_of(run: Run) -> dict[str, Any]:
         note("timeline", asdict(run.timeline), "observed")
     if compiles(run.config):
         counted = run.compilations
-        counts = {"graphs": counted.graphs, "recompilations": counted.again}
-        note("compilations", {**counts, "seconds": counted.seconds}, "observed")
+        counts: dict[str, float] = {"graphs": counted.graphs, "recompilations": counted.again}
+        if not run.emulated:
+            counts["seconds"] = counted.seconds
+        note("compilations", counts, "observed")
     note("corpus_fingerprint", job.corpus.fingerprint, "observed")
     if job.initial_weights:
         note("initial_weights", job.initial_weights, "observed")
@@ -242,11 +261,12 @@ def evidence_of(run: Run) -> dict[str, Any]:
         note("update_flops", {**work, "recomputed": seen.recomputed}, "observed")
     if loop is not None and loop.records:
         steps = sum(record.total for record in loop.records)
-        note("loop_wall_s", loop.wall_s, "observed")
-        note("sum_of_steps_s", steps, "observed")
-        marks = 4 + 3 * (run.config["accum"])
-        note("marks_per_update", marks, "declared")
-        note("mark_s", mark_cost(job.device), "observed")
+        if not run.emulated:
+            note("loop_wall_s", loop.wall_s, "observed")
+            note("sum_of_steps_s", steps, "observed")
+            marks = 4 + 3 * (run.config["accum"])
+            note("marks_per_update", marks, "declared")
+            note("mark_s", mark_cost(job.device), "observed")
         scales = [r.loss_scale for r in loop.records if r.loss_scale is not None]
         if scales:
             note("loss_scale", {"first": scales[0], "last": scales[-1]}, "observed")
@@ -281,7 +301,7 @@ def evaluation_of(run: Run) -> dict[str, Any]:
 
 def diagnosis_of(run: Run) -> list[dict[str, str]]:
     """Every stage of the step with its figure, in execution order, symptoms with advice."""
-    if run.loop is None or run.job is None or run.device is None:
+    if run.loop is None or run.job is None or run.device is None or run.emulated:
         return []
     return [asdict(stage) for stage in stages(figures_of(run, run.job, run.loop))]
 

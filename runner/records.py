@@ -25,6 +25,9 @@ RECORD = "record.json"
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
 """Phases of an update; with `communication` (always 0 on one device) they sum to the total."""
 
+CLOCKED = ("time", "host")
+"""Entries of an update's line that a clock gives; null for an emulated run."""
+
 STATUSES = ("ok", "diverged", "oom", "error", "killed", "unsupported")
 
 
@@ -105,7 +108,11 @@ class UpdateRecord:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> UpdateRecord:
-        """Read a journal object back; non-finite values come back as floats."""
+        """Read a journal object back; non-finite values come back as floats.
+
+        Times that the journal does not tell come back as NaN, so that no figure can come of them.
+        """
+        seconds = line["time"] or dict.fromkeys(("total", *PHASES), math.nan)
         return cls(
             update=line["update"],
             attempt=line["attempt"],
@@ -117,9 +124,9 @@ class UpdateRecord:
             loss_scale=line["loss_scale"],
             tokens=Counts(**line["tokens"]),
             examples=line["examples"],
-            time={phase: line["time"][phase] for phase in PHASES},
-            total=line["time"]["total"],
-            host=line["host"],
+            time={phase: seconds[phase] for phase in PHASES},
+            total=seconds["total"],
+            host=line["host"] or {},
             memory=line["memory"],
             marks=tuple(line["marks"]),
         )

@@ -5,6 +5,7 @@ On a terminal one bar is redrawn; elsewhere a plain line appears every few secon
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,11 +101,10 @@ class Progress:
         loss = accounting.window_loss(updates)
         seconds = sum(u.total for u in updates)
         useful = accounting.rate(accounting.total_counts(updates).useful, seconds)
-        words = [
-            "loss not defined" if loss is None else f"loss {loss:.4f}",
-            f"step {human_seconds(seconds / len(updates))}",
-            f"{useful or 0:,.0f} useful tokens/s",
-        ]
+        words = ["loss not defined" if loss is None else f"loss {loss:.4f}"]
+        if math.isfinite(seconds):  # an emulated run tells no times
+            words.append(f"step {human_seconds(seconds / len(updates))}")
+            words.append(f"{useful or 0:,.0f} useful tokens/s")
         if self._evaluation is not None:
             words.append(f"held-out {self._evaluation.eval_loss:.4f}")
         return " · ".join(words)
@@ -159,12 +159,14 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
     lines = [f"{title}: {record.status}" + (f" — {record.message}" if record.message else "")]
     sections = (
         ("device", _device_line(record)),
+        ("emulate", _emulation_line(record)),
         ("step time", _step_line(record)),
         ("phases", _phase_line(record)),
         ("tokens/s", _rate_line(record)),
         ("memory", _memory_line(record)),
         ("loss", _loss_line(record)),
         ("updates", _update_line(record)),
+        ("lost", _lost_line(record)),
         ("compile", _compile_line(record)),
         ("timeline", _timeline_line(record)),
         *(
@@ -194,7 +196,16 @@ def _device_line(record: RunRecord) -> str:
     return f"{kind}: {device['name']}{shape}"
 
 
+def _emulation_line(record: RunRecord) -> str:
+    words = record.evidence.get("emulation", {}).get("value", "")
+    if record.environment.get("emulated"):
+        return f"emulated ({words}): judged on its quality; no time, no rate"
+    return str(words)
+
+
 def _step_line(record: RunRecord) -> str:
+    if record.environment.get("emulated"):
+        return ""
     steps = record.sizes.get("step_s")
     if not steps:
         timed = record.sizes.get("updates_timed")
@@ -249,14 +260,26 @@ def _loss_line(record: RunRecord) -> str:
     return " · ".join(words)
 
 
+def _lost_line(record: RunRecord) -> str:
+    """Weights that their format was too coarse to change in the untimed updates."""
+    names = record.evidence.get("tensors_unchanged", {}).get("value")
+    if not names:
+        return ""
+    count = record.evidence["tensors_trainable"]["value"]
+    return (
+        f"the first updates left {len(names)} of {count} tensors as they were "
+        f"({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}): too small for their format"
+    )
+
+
 def _compile_line(record: RunRecord) -> str:
     found = record.evidence.get("compilations", {}).get("value")
     if not found:
         return ""
-    return (
-        f"{found['graphs']} graphs, of them {found['recompilations']} recompilations, in "
-        f"{human_seconds(found['seconds'])}; not in step time"
-    )
+    words = f"{found['graphs']} graphs, of them {found['recompilations']} recompilations"
+    if "seconds" not in found:
+        return words
+    return f"{words}, in {human_seconds(found['seconds'])}; not in step time"
 
 
 def _timeline_line(record: RunRecord) -> str:

@@ -21,7 +21,14 @@ from typing import Any
 import torch
 
 from runner import checks
-from runner.assemble import assemble, check_device, choose_device, compiles, load_corpus
+from runner.assemble import (
+    assemble,
+    check_device,
+    choose_device,
+    compiles,
+    load_corpus,
+    realised,
+)
 from runner.compiling import OFF
 from runner.contracts import Unsupported, UserError
 from runner.environment import device_id, other_processes
@@ -85,7 +92,8 @@ def _work(run: Run, stop: Callable[[], bool]) -> None:
     config = run.config
     parts = checks.build_parts(config)
     device = run.device = choose_device(config["device"])
-    check_device(config, parts, device)
+    check_device(config, device)
+    parts, run.emulated = realised(config, parts, device)
     lock = exclusive(
         device_id(device), waiting=lambda: run.say("waiting for the device"), stop=stop
     )
@@ -106,14 +114,21 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     run.timings["data_s"] = perf_counter() - begin
     run.workload_id = checks.workload_id(config, corpus.fingerprint)
     job = run.job = assemble(config, parts, device, corpus)
-    run.say("started", workload_id=run.workload_id, updates=job.updates, device=str(device))
+    run.say(
+        "started",
+        workload_id=run.workload_id,
+        updates=job.updates,
+        device=str(device),
+        emulated=run.emulated is not None,
+    )
     before = perf_counter()
     eager = config["compile"] == OFF
     run.account, run.trained = probe(job.training, job.feed.probes(job.updates), account=eager)
     run.timings["probe_s"] = perf_counter() - before
     compute = parts.precision.formats["compute"]
     seen = run.trained.dispatched
-    found = [run.trained.contradiction, seen.contradiction(compute)]
+    lost = parts.precision.may_round_away
+    found = [run.trained.contradiction(may_round_away=lost), seen.contradiction(compute)]
     found += [lever.contradiction(seen) for lever in parts.levers.values()]
     against = [text for text in found if text]
     if against:
@@ -122,7 +137,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
         draws = [next(job.feed.draws(start)) for start in range(UPDATES)]
         artifacts = run.folder / "artifacts"
         run.timeline = record_timeline(job.training, draws, artifacts, ridge=ridge_of(run))
-    journal = Journal(run.folder / JOURNAL)
+    journal = Journal(run.folder / JOURNAL, timed=run.emulated is None)
     try:
         run.loop = Loop(
             training=job.training,
@@ -142,7 +157,8 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     run.others |= set(other_processes(device))
     if config["checkpoint"]["final"]:
         facts = {"workload_id": run.workload_id, "setup_id": checks.setup_id(config)}
-        save_weights(job.training.model, run.folder, facts)
+        with parts.precision.evaluation(job.training.model):  # in FP32, masters where there are
+            save_weights(job.training.model, run.folder, facts)
     run.timings["job_s"] = perf_counter() - begin
 
 

@@ -12,10 +12,11 @@ from torch import nn
 
 from runner.assemble import (
     assemble,
-    check_device,
     choose_device,
     evaluation_micros,
+    lacking,
     planned_updates,
+    realised,
 )
 from runner.checks import _role_faults, build_parts
 from runner.contracts import (
@@ -136,7 +137,40 @@ def test_a_recipe_that_needs_a_gpu_is_refused_on_a_cpu() -> None:
     parts = build_parts(config())
     object.__setattr__(parts, "precision", NeedsCuda())
     with pytest.raises(Unsupported, match="NeedsCuda needs a CUDA device"):
-        check_device(config(), parts, CPU)
+        realised(config(), parts, CPU)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp64OnGpu(NeedsCuda):
+    def emulation(self) -> Recipe:
+        return Recipe()
+
+
+def test_what_the_device_lacks_is_emulated_only_when_asked_for() -> None:
+    parts = replace(build_parts(config()), precision=Fp64OnGpu())
+    with pytest.raises(Unsupported, match=r"Fp64OnGpu needs a CUDA device.*emulate=true runs its"):
+        realised(config(), parts, CPU)
+    emulated, reason = realised(config("emulate=true"), parts, CPU)
+    assert type(emulated.precision) is Recipe
+    assert reason == "precision: Fp64OnGpu needs a CUDA device; this job runs on cpu"
+    with pytest.raises(Unsupported, match=r"NeedsCuda needs a CUDA device; this job runs on cpu$"):
+        realised(config("emulate=true"), replace(parts, precision=NeedsCuda()), CPU)
+
+
+def test_a_recipe_that_the_device_can_run_is_never_emulated() -> None:
+    parts = build_parts(config("emulate=true"))
+    assert realised(config("emulate=true"), parts, CPU) == (parts, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsAModule(Recipe):
+    requirements: ClassVar[Requirements] = Requirements(modules=("torch", "no_such_module"))
+
+
+def test_a_module_that_is_not_installed_is_named() -> None:
+    assert lacking(NeedsAModule(), CPU) == (
+        "precision: NeedsAModule needs no_such_module, which is not installed"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +298,7 @@ def test_untimed_updates_put_masters_back_and_look_at_them_for_gradients() -> No
     training.optimizer.param_groups[0]["params"][0] = master
     before = master.detach().clone()
     account, trained = probe(training, [padded(examples(9), 1)])
-    assert trained.contradiction is None
+    assert trained.contradiction() is None
     assert torch.equal(master, before)
     assert account is not None
     assert account.at_peak["optimizer_state"] >= master.nbytes

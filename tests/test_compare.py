@@ -427,7 +427,8 @@ def test_an_emulated_setup_has_no_time_and_no_ratio_of_times() -> None:
         config = {**record.config, "emulate": True}
         runs[place] = replace(runs[place], record=replace(record, config=config))
     comparison = compare(runs)
-    assert set(only(comparison).ratios) == {"peak_allocated_bytes"}
+    assert not only(comparison).ratios
+    assert any("no time and no ratio of memory" in note for note in comparison.notes)
     assert only(comparison).reach is None
     row = comparison.setups[1]
     assert row.emulated and not row.phases
@@ -435,6 +436,19 @@ def test_an_emulated_setup_has_no_time_and_no_ratio_of_times() -> None:
     assert "step_s_median" not in row.runs[0].figures
     assert row.figures["peak_allocated_bytes"] == 1e9
     assert row.train is not None and not row.train.seconds
+
+
+def test_a_recipe_that_ignored_emulate_keeps_its_times() -> None:
+    runs = pairs(BASE, shifted(0, 0, 0))
+    for place in (3, 4, 5):
+        record = runs[place].record
+        config = {**record.config, "emulate": True}
+        environment = {**record.environment, "emulated": False}
+        record = replace(record, config=config, environment=environment)
+        runs[place] = replace(runs[place], record=record)
+    comparison = compare(runs)
+    assert set(only(comparison).ratios) >= {"step_s_median", "peak_allocated_bytes"}
+    assert not comparison.setups[1].emulated
 
 
 # --- same numerics ----------------------------------------------------------------------------

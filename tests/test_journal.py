@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from pathlib import Path
 
 import pytest
 
+from runner import accounting
+from runner.forwarding.runs import is_timed
 from runner.journal import INTERVAL_S, Journal
-from runner.records import read_journal
+from runner.records import EvaluationRecord, UpdateRecord, read_journal
 from tests.test_accounting import update
 
 
@@ -54,3 +58,19 @@ def test_handing_over_costs_microseconds(tmp_path: Path) -> None:
         costs.append(time.perf_counter() - begin)
     journal.close()
     assert sorted(costs)[100] < 2e-5
+
+
+def test_an_emulated_run_s_journal_tells_no_time_under_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, timed=False)
+    journal.append(update(1))
+    journal.append(EvaluationRecord(update=1, eval_loss=2.0, eval_tokens=7))
+    journal.close()
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first["time"] is None and first["host"] is None
+    assert (first["loss"], first["tokens"]) == (1.0, {"useful": 10, "nonpad": 10, "slots": 10})
+    assert second == {"update": 1, "eval_loss": 2.0, "nonfinite": None, "eval_tokens": 7}
+    back = read_journal(path)[0]
+    assert isinstance(back, UpdateRecord)
+    assert math.isnan(back.total) and all(math.isnan(s) for s in back.time.values())
+    assert not any(is_timed(name) for name in accounting.summary([back]))

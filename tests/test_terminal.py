@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from runner.contracts import Fault
+from runner.forwarding.runs import is_timed
 from runner.records import EvaluationRecord, dumps
 from runner.terminal import Progress, human_bytes, human_seconds, print_faults, summary_lines
 from tests.test_accounting import update
@@ -139,3 +140,28 @@ def test_a_nan_loss_is_printed_as_nan(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text(f"{line}\n")
     progress.show({"state": "started", "updates": 3})
     assert "loss nan" in out.getvalue()
+
+
+def test_an_emulated_run_is_called_so_and_shows_no_time() -> None:
+    reason = "precision: X needs a CUDA device; this job runs on cpu"
+    changes = {
+        "sizes": {k: v for k, v in SIZES.items() if k not in ("step_s", "phase_shares")},
+        "environment": {**WHOLE.environment, "emulated": True},
+        "evidence": {"emulation": {"value": reason, "how": "observed"}},
+        "summary": {k: v for k, v in WHOLE.summary.items() if not is_timed(k)},
+        "diagnosis": [],
+    }
+    text = "\n".join(summary_lines(replace(WHOLE, **changes), title="t", folder=Path()))
+    assert f"emulate    emulated ({reason}): judged on its quality; no time, no rate" in text
+    for word in (" ms", " s ", "tokens/s", "step time", "phases", "MFU"):
+        assert word not in text
+
+
+def test_the_progress_of_an_emulated_run_has_a_loss_and_no_time(tmp_path: Path) -> None:
+    plan = SimpleNamespace(setup="a", config={"warmup": 1}, number=0)
+    out = io.StringIO()
+    progress = Progress(out, plan=plan, jobs=1, folder=tmp_path)  # type: ignore
+    lines = [{**update(n).to_json(), "time": None, "host": None} for n in (1, 2)]
+    (tmp_path / "journal.jsonl").write_text("".join(dumps(line) + "\n" for line in lines))
+    progress.show({"state": "started", "updates": 4})
+    assert out.getvalue() == "a: update 2/4 · loss 1.0000\n"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from models.gpt import GPT
-from runner.assemble import assemble, check_device
+from runner.assemble import assemble, realised
 from runner.checks import build_parts
 from runner.contracts import Unsupported, UserError
 from runner.precision.controls import controls_set, set_controls
@@ -117,7 +117,7 @@ def test_tf32_evaluates_in_ieee_fp32() -> None:
 def test_tf32_is_refused_on_a_cpu() -> None:
     parts = build_parts(config("precision=tf32"))
     with pytest.raises(Unsupported, match="Tf32 needs a CUDA device"):
-        check_device(config(), parts, CPU)
+        realised(config(), parts, CPU)
 
 
 def test_no_older_precision_flag_is_used_anywhere() -> None:

@@ -59,7 +59,8 @@ def notes_of(
         notes.append("Times are of a CPU: they say nothing about a GPU.")
     if any(is_emulated(setup) for setup in setups):
         notes.append(
-            "Emulated setups have no time: an emulation is slower than what it stands for."
+            "Emulated setups have no time and no ratio of memory: an emulation is slower and "
+            "larger than what it stands for."
         )
     for setup in setups:
         notes.extend(f"{setup.name}: {text}" for text in _seed_notes(setup, base))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from runner.comparison.results import METRICS, Contrast, Quality, Ratio
 from runner.comparison.setups import Setup, is_emulated
 from runner.comparison.statistics import holm_levels, p_value, paired
-from runner.forwarding.runs import is_timed
 
 JUDGED = ("passed", "failed", "unknown")
 """Verdicts beside which a ratio may stand: the same work was done, to its end."""
@@ -18,10 +17,10 @@ JUDGED = ("passed", "failed", "unknown")
 def log_ratios(base: Setup, setup: Setup, metric: str) -> list[float]:
     """log(setup / baseline) of a figure for every seed that has it on both sides.
 
-    None of a clock's where a side is emulated: that time is the emulation's.
+    None where a side is emulated: that time and that memory are the emulation's.
     """
     found: list[float] = []
-    if is_timed(metric) and (is_emulated(base) or is_emulated(setup)):
+    if is_emulated(base) or is_emulated(setup):
         return []
     for seed, run in setup.runs.items():
         other = base.runs.get(seed)

@@ -42,9 +42,11 @@ class Setup:
 
 
 def is_emulated(setup: Setup) -> bool:
-    """Whether the setup's times describe an emulation."""
+    """Whether the setup's times describe an emulation: what ran, where the record tells it; a
+    recipe that is native on its device ignores `emulate`."""
     record = setup.first.record
-    return bool(record.config.get("emulate") or record.environment.get("emulated"))
+    ran = record.environment.get("emulated")
+    return bool(record.config.get("emulate") if ran is None else ran)
 
 
 # --- grouping ---------------------------------------------------------------------------------

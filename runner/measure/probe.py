@@ -46,16 +46,16 @@ class Trained:
     lengths: tuple[int, ...] = ()
     tokens: Counts = field(default_factory=Counts)
 
-    @property
-    def contradiction(self) -> str | None:
-        """Why this run would not train what it says, or None."""
+    def contradiction(self, *, may_round_away: bool = False) -> str | None:
+        """Why this run would not train what it says, or None. With `may_round_away`, weights that
+        no update changed are no fault: their format may be too coarse for the update."""
         if not self.parameters:
             return "the model has no trainable parameter"
         if not self.applied:
             return None
         for what, names in (
             ("no gradient reaches", self.no_gradient),
-            ("no update changes", self.unchanged),
+            ("no update changes", () if may_round_away else self.unchanged),
         ):
             if names:
                 listed = ", ".join(names[:4])
