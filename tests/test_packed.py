@@ -175,7 +175,7 @@ def test_packing_keeps_the_evidence_of_the_kernel(kernel: str, expected: str) ->
     made = job("batching=packed", f"memory/attention={kernel}")
     seen = probe(made.training, made.feed.probes(2))[1]
     assert seen.dispatched.attention_operators == (expected,)
-    assert seen.contradiction is None
+    assert seen.contradiction() is None
 
 
 def test_the_mean_over_sequences_knows_packed_examples_apart() -> None:
