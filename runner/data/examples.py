@@ -35,9 +35,10 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Example]:
     lengths: list[int] = []
     for parts in parted:
         first = len(ids)
-        ids.append(begin)
-        loss.append(False)
         for part in parts:
+            if part.begins:
+                ids.append(begin)
+                loss.append(False)
             ids.append(next(found))
             loss.append(part.loss)
             if part.ends:

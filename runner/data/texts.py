@@ -16,11 +16,13 @@ class Part(NamedTuple):
     """A stretch of a row that is tokenized apart, so that no token spans the mask's edge.
 
     loss: whether its tokens are predicted. ends: whether the end-of-text token follows it.
+    begins: whether what the tokenizer puts before a text stands in front of it.
     """
 
     text: str
     loss: bool
     ends: bool = False
+    begins: bool = False
 
 
 class Message(NamedTuple):
@@ -62,8 +64,10 @@ class Text:
 
     def parts(self, renders: Renders) -> tuple[Part, ...]:
         """The prompt, where there is one, and the completion with the end of text."""
-        completion = Part(self.completion, True, True)
-        return (Part(self.prompt, False), completion) if self.prompt else (completion,)
+        completion = Part(self.completion, True, ends=True, begins=not self.prompt)
+        if not self.prompt:
+            return (completion,)
+        return (Part(self.prompt, False, begins=True), completion)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,8 @@ def plain_chat(messages: Sequence[Message]) -> tuple[Part, ...]:
     for message in messages:
         unread += f"{message.role}: "
         if message.role == ASSISTANT:
-            parts += [Part(unread, False), Part(message.content, True, True)]
+            parts.append(Part(unread, False, begins=not parts))
+            parts.append(Part(message.content, True, ends=True))
             unread = "\n"
         else:
             unread += f"{message.content}\n"
