@@ -165,6 +165,9 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
         micro=config["batch"] // config["accum"],
         seed=config["seed"],
         pin=device.type == "cuda",
+        stream=corpus.stream,
+        workers=getattr(parts.data, "workers", 0),
+        prefetch=getattr(parts.data, "prefetch", 2),
     )
     updates = planned_updates(config, len(corpus.train))
     training = _training(config, parts, device, model, updates)

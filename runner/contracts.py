@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,6 +131,8 @@ class MicroBatch:
         of all targets; None for everywhere.
     lengths: real tokens of each document, in order.
     counts: token counts of this micro-batch, counted on the host by the collator.
+    ready: event that a CUDA stream has to wait for before it reads the tensors, which another
+        stream copies; None when there is nothing to wait for.
     """
 
     input_ids: Tensor
@@ -142,6 +144,7 @@ class MicroBatch:
     places: Tensor | None = None
     lengths: tuple[int, ...]
     counts: Counts
+    ready: Any = None
 
     @property
     def examples(self) -> int:
@@ -185,6 +188,54 @@ class Data(Protocol):
         cut on the right. Raises UserError when nothing usable is left."""
 
 
+class Place(NamedTuple):
+    """Where a stream stands: what it takes to go on from there.
+
+    epoch: from 0. block: place of a block in the epoch's order of blocks. offset: examples of that
+    block before the window of the shuffle that is being handed out. taken: examples of that
+    window that were handed out.
+    """
+
+    epoch: int = 0
+    block: int = 0
+    offset: int = 0
+    taken: int = 0
+
+
+START = Place()
+
+
+class Stream(Protocol):
+    """A training split that is read and tokenized while it is trained on.
+
+    truncated, dropped: examples cut and left out, as far as the first epoch was read.
+    """
+
+    @property
+    def truncated(self) -> int: ...
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
+
+    def updates(
+        self, *, batch: int, seed: int, place: Place = START, workers: int = 0, prefetch: int = 2
+    ) -> Iterator[StreamDraw]:
+        """The examples of update after update from a place on, without end. The order is fixed by
+        seed, blocks and buffer, whatever the number of workers. With `workers`, processes read
+        ahead by `prefetch` blocks each."""
+
+
+class StreamDraw(NamedTuple):
+    """The examples of one update of a stream.
+
+    after: the place behind them. seconds: what preparing the blocks that were read for them took,
+    in whichever process.
+    """
+
+    examples: Sequence[Example]
+    after: Place
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Corpus:
     """What a data part delivers.
@@ -198,6 +249,7 @@ class Corpus:
     prepared_s: seconds spent on preparing (tokenizing or reading the cache).
     tokens: real tokens of the training split; None where nobody counted them.
     whole_updates: whether fewer training examples than one update asks for are a mistake.
+    stream: in place of `train`, which is then empty, for a corpus that is not prepared first.
     """
 
     train: Sequence[Example]
@@ -210,6 +262,7 @@ class Corpus:
     prepared_s: float = 0.0
     tokens: int | None = None
     whole_updates: bool = False
+    stream: Stream | None = None
 
 
 @runtime_checkable

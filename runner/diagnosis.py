@@ -29,6 +29,7 @@ class Figures:
     host_data_share: host time spent on preparing data over the step, exposed or hidden.
     padding: share of slots that hold no token. peak_bytes, device_bytes: peak and capacity.
     largest_category: category with most bytes at the peak. peak_phase: phase of the peak.
+    workers: processes that prepare updates ahead.
     accum, skipped, spread: micro-batches, updates not applied, interquartile range over median.
     optimizer_bytes_per_s: bytes the update had to move over the time of its phase.
     bandwidth: peak bytes/s of the device. others: other processes that computed on the device.
@@ -42,6 +43,7 @@ class Figures:
     largest_category: str | None = None
     peak_phase: str | None = None
     accum: int = 1
+    workers: int = 0
     skipped: int = 0
     spread: float | None = None
     optimizer_bytes_per_s: float | None = None
@@ -87,16 +89,25 @@ def symptoms(judged: list[Stage]) -> list[Stage]:
 
 def _batch_preparation(f: Figures) -> Stage:
     share = f.share("data")
-    hidden = "" if f.host_data_share is None else f", host work {f.host_data_share:.1%}"
-    figure = f"data exposed {share:.1%} of the step{hidden}"
+    whole = "" if f.host_data_share is None else f", host work {f.host_data_share:.1%}"
+    figure = f"data exposed {share:.1%} of the step{whole}"
+    if f.workers:
+        figure += f", by {f.workers} processes ahead"
     if share <= INPUT_SHARE:
         return Stage(stage="batch preparation", figure=figure)
+    if f.workers:
+        advice = (
+            f"compare data.workers={2 * f.workers}, as far as there are cores; else look at what "
+            "reading and tokenizing cost"
+        )
+    else:
+        advice = "compare data.workers=2, which prepares the next updates meanwhile"
     return Stage(
         stage="batch preparation",
         figure=figure,
         symptom="device idle before forward",
         evidence=f"the step waits {share:.0%} of its time for the next batch",
-        advice="look at loading, tokenizing and collating on a timeline (profile=true)",
+        advice=advice,
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import count as numbers_from
+from itertools import islice, pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-from runner.contracts import Batching, Example, MicroBatch, Objective
-from runner.data.order import updates_from
+from runner.contracts import Batching, Example, MicroBatch, Objective, Stream
+from runner.data.order import Numbered, updates_from
+from runner.data.processes import prepared_ahead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 
 SCAN_UPDATES = 2000
 """How many updates ahead the largest micro-batch is looked for."""
+SCAN_STREAM = 64
+"""The same in a stream, where looking ahead means reading and tokenizing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,7 +29,8 @@ class Feed:
     """Draws updates from a split.
 
     micro: examples of one micro-batch (`batch / accum`). pin: whether tensors go to pinned host
-    memory, from which copies to a CUDA device are asynchronous.
+    memory, from which copies to a CUDA device are asynchronous. stream: where the examples come
+    from in place of `examples`. workers, prefetch: see `runner.data.feeding.Feeding`.
     """
 
     examples: Sequence[Example]
@@ -35,10 +42,15 @@ class Feed:
     micro: int
     seed: int
     pin: bool = False
+    stream: Stream | None = None
+    workers: int = 0
+    prefetch: int = 2
 
     def collate(self, indices: NDArray[np.intp]) -> list[MicroBatch]:
         """The micro-batches of one update over the examples of the given indices."""
-        chosen = [self.examples[int(i)] for i in indices]
+        return self._collated([self.examples[int(i)] for i in indices])
+
+    def _collated(self, chosen: Sequence[Example]) -> list[MicroBatch]:
         micros = self.batching.micro_batches(
             chosen, size=self.micro, pad_id=self.pad_id, seq_len=self.seq_len
         )
@@ -51,23 +63,61 @@ class Feed:
         return pinned(micro) if self.pin else micro
 
     def draws(self, start: int = 0) -> Iterator[list[MicroBatch]]:
-        """Update after update without end, from update number `start` of the run on."""
+        """Update after update without end, from update number `start` of the run on.
+
+        A stream that starts later is read from its beginning.
+        """
+        if self.stream is not None:
+            drawn = self.stream.updates(batch=self.batch, seed=self.seed)
+            for found in islice(drawn, start, None):
+                yield self._collated(found.examples)
         order = updates_from(start, count=len(self.examples), batch=self.batch, seed=self.seed)
         for draw in order:
             yield self.collate(draw.indices)
+
+    def ahead(self, start: int = 0) -> Iterator[Prepared]:
+        """`draws` with the seconds that each update took to prepare, by processes ahead of time.
+
+        The same updates in the same order for any number of processes. Of a stream the processes
+        read and tokenize; the update is put together here.
+        """
+        if self.stream is not None:
+            drawn = self.stream.updates(
+                batch=self.batch, seed=self.seed, workers=self.workers, prefetch=self.prefetch
+            )
+            for found in islice(drawn, start, None):
+                begin = perf_counter()
+                micros = self._collated(found.examples)
+                yield Prepared(micros, found.seconds + perf_counter() - begin)
+        plain = replace(self, pin=False)
+        order = Numbered(len(self.examples), batch=self.batch, seed=self.seed)
+
+        def prepare(number: int) -> Prepared:
+            begin = perf_counter()
+            micros = plain.collate(order[number].indices)
+            return Prepared(micros, perf_counter() - begin)
+
+        yield from prepared_ahead(
+            prepare,
+            numbers_from(start),
+            workers=self.workers,
+            prefetch=self.prefetch,
+            pin=self.pin,
+        )
 
     def probes(self, count: int) -> list[list[MicroBatch]]:
         """Micro-batches whose memory bounds that of the first `count` updates of the order.
 
         The largest micro-batch that opens an update, and the largest that follows another one
         (gradients are then already held), each in its own update and with at most one
-        predecessor. Looks at SCAN_UPDATES updates at most.
+        predecessor. Looks at SCAN_UPDATES updates at most (SCAN_STREAM of a stream).
         """
+        limit = min(count, SCAN_UPDATES if self.stream is None else SCAN_STREAM)
         plain = replace(self, pin=False)
         first: list[MicroBatch] = []
         later: list[MicroBatch] = []
         for number, micros in enumerate(plain.draws()):
-            if number >= min(count, SCAN_UPDATES):
+            if number >= limit:
                 break
             if not first or micros[0].counts.slots > first[-1].counts.slots:
                 first = micros[:1]
@@ -75,6 +125,39 @@ class Feed:
                 if not later or micro.counts.slots > later[-1].counts.slots:
                     later = [before, micro]
         return [found for found in (first, later) if found]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An update and the seconds that preparing it took, wherever that was done.
+
+    Between processes it travels as plain arrays: tensors would go through shared memory, which
+    containers keep small, and take a file handle each.
+    """
+
+    micros: list[MicroBatch]
+    seconds: float
+
+    def pin_memory(self) -> Prepared:
+        """With tensors in page-locked memory."""
+        return Prepared([pinned(micro) for micro in self.micros], self.seconds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays = [micro.moved(partial(_inner, lambda one: one.numpy())) for micro in self.micros]
+        return _unpacked, (arrays, self.seconds)
+
+
+def _unpacked(arrays: list[MicroBatch], seconds: float) -> Prepared:
+    import torch
+
+    return Prepared([micro.moved(partial(_inner, torch.from_numpy)) for micro in arrays], seconds)
+
+
+def _inner(change: Callable[[Any], Any], held: Any) -> Any:
+    """A tensor changed, or what holds one in `bounds` with that one changed."""
+    if hasattr(held, "bounds"):
+        return type(held)(held.lengths, change(held.bounds))
+    return change(held)
 
 
 def pinned(micro: MicroBatch) -> MicroBatch:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -40,12 +41,14 @@ def attempt_limit(updates: int) -> int:
 
 @dataclass(kw_only=True, eq=False)
 class Pending:
-    """An update that was dispatched and is not yet recorded."""
+    """An update that was dispatched and is not yet recorded. work: see `runner.ahead.Work`; None
+    where the loop's own time is all there is."""
 
     attempt: int
     outcome: Outcome
     marks: list[str]
     memory: dict[str, int] | None
+    work: Any = None
     interval: Interval | None = None
     figures: list[float] | None = None
     applied_before: int = 0
@@ -150,8 +153,9 @@ class Loop:
         marks = ["warmup"] if self.attempts <= self.warmup else []
         if self.compiled() > compilations:
             marks.append("recompilation")
+        work = getattr(self.draws, "work", None)
         self.flight.append(
-            Pending(attempt=self.attempts, outcome=outcome, marks=marks, memory=memory)
+            Pending(attempt=self.attempts, outcome=outcome, marks=marks, memory=memory, work=work)
         )
         if not cuda:
             self._settle_all()
@@ -220,7 +224,7 @@ class Loop:
             examples=outcome.examples,
             time=times.exposed,
             total=times.total,
-            host=times.host,
+            host=pending.work.totals(times.host) if pending.work else times.host,
             memory=pending.memory,
             marks=tuple(pending.marks),
         )

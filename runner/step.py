@@ -175,7 +175,16 @@ def at_places(hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor
 
 
 def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
-    """The micro-batch with its tensors on `device`; asynchronous from pinned memory."""
+    """The micro-batch with its tensors on `device`; asynchronous from pinned memory.
+
+    One that another stream copies already is waited for on the device, not by the host.
+    """
     if device.type == "cpu":
+        return micro
+    if micro.ready is not None:
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(micro.ready)
+        for tensor in micro.tensors:
+            tensor.record_stream(stream)  # its memory is free again only after this stream
         return micro
     return micro.moved(lambda held: held.to(device, non_blocking=True))

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from runner import checks
+from runner.ahead import fed
 from runner.assemble import (
     assemble,
     check_device,
@@ -134,14 +135,15 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     if against:
         raise Contradiction(f"evidence: {'; '.join(against)}")
     if config["profile"]:
-        draws = [next(job.feed.draws(start)) for start in range(UPDATES)]
+        profiled = [next(job.feed.draws(start)) for start in range(UPDATES)]
         artifacts = run.folder / "artifacts"
-        run.timeline = record_timeline(job.training, draws, artifacts, ridge=ridge_of(run))
+        run.timeline = record_timeline(job.training, profiled, artifacts, ridge=ridge_of(run))
     journal = Journal(run.folder / JOURNAL, timed=run.emulated is None)
+    draws = fed(job.feed, device)
     try:
         run.loop = Loop(
             training=job.training,
-            draws=job.feed.draws(),
+            draws=draws,
             clock=clock_for(device),
             journal=journal,
             evaluation=job.evaluation,
@@ -153,6 +155,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
         )
         run.loop.run()
     finally:
+        del draws  # ends the processes that prepare updates
         journal.close()
     run.others |= set(other_processes(device))
     if config["checkpoint"]["final"]:

@@ -23,6 +23,7 @@ EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.y
 FORMATS = ("jsonl", "json", "csv", "parquet", "text")
 NEEDED = {
     "memory/checkpointing/budget": ["compile=default"],
+    "data/hub": ["data.name=owner/name"],
     "data/tokenizer/hf": ["data.tokenizer.path=folder"],
     **{f"data/{name}": [f"data.files={__file__}"] for name in FORMATS},
 }

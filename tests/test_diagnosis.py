@@ -101,3 +101,14 @@ def test_optimizer_traffic_stands_beside_its_share() -> None:
         figures["update"]
         == "optimizer 8.0% of the step, 1500.00 GB/s (50% of the device's bandwidth)"
     )
+
+
+def test_input_that_delays_the_step_is_advised_on_by_what_is_ahead_already() -> None:
+    shares = {"data": 0.4, "forward": 0.2, "backward": 0.4}
+    alone = stages(Figures(shares=shares, host_data_share=0.4))[0]
+    assert "compare data.workers=2" in alone.advice
+    ahead = stages(Figures(shares=shares, host_data_share=1.3, workers=2))[0]
+    assert "compare data.workers=4" in ahead.advice
+    assert ahead.figure == (
+        "data exposed 40.0% of the step, host work 130.0%, by 2 processes ahead"
+    )

@@ -55,6 +55,7 @@ RANKS = {
     "runner.weights": 4,
     "runner.evaluation": 6,
     "runner.feed": 6,
+    "runner.ahead": 7,
     "runner.measure.probe": 6,
     "runner.measure.profiling": 7,
     "runner.loop": 7,

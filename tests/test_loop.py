@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from runner import accounting
+from runner.ahead import fed
 from runner.contracts import Example, MicroBatch, Recipe, ScalePolicy
 from runner.data.padded import Padded
 from runner.evaluation import Evaluation
@@ -309,6 +312,31 @@ def test_waiting_for_data_is_in_the_step_and_named(tmp_path: Path) -> None:
     for record in loop.records:
         assert sum(record.time[p] for p in PHASES) == pytest.approx(record.total, rel=1e-6)
     assert sum(r.total for r in loop.records) == pytest.approx(loop.wall_s, rel=0.01)
+
+
+@pytest.mark.timing
+def test_work_that_processes_ahead_hide_is_in_the_total_and_not_in_the_step(
+    tmp_path: Path,
+) -> None:
+    """80 ms of looking up per update, and 60 ms between two updates to hide it in."""
+    slow = SlowExamples(examples(5, 6, 7, 8), 0.02)
+    medians = {}
+    for workers in (0, 2):
+        feed = replace(feed_of(slow, batch=4, micro=4), workers=workers)
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        draws = fed(feed, torch.device("cpu"))
+        loop = loop_of(training_of(tiny_gpt()), draws, folder, updates=10)
+        loop.stop = lambda: time.sleep(0.06)  # type: ignore[assignment, return-value]
+        loop.run()
+        timed = loop.records[3:]
+        assert all(record.host["data"] >= record.time["data"] for record in timed)
+        assert [record.time["data"] < 0.06 for record in timed] == [bool(workers)] * 7
+        medians[workers] = median(record.host["data"] for record in timed)
+        kept = updates_of(read_journal(folder / "journal.jsonl"))
+        assert [r.host for r in kept] == [r.host for r in loop.records]
+    assert medians[0] == pytest.approx(0.08, rel=0.2)
+    assert medians[2] == pytest.approx(0.08, rel=0.2)
 
 
 @pytest.mark.timing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -136,27 +137,32 @@ class Files(Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FieldFiles(Files):
-    """Files whose records have fields; see `runner.data.records.Fields`."""
+class FieldNames:
+    """Which fields of a record are read; see `runner.data.records.Fields`."""
 
     text: str | None = None
     prompt: str | None = None
     completion: str | None = None
     messages: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.fields
-
     @property
     def fields(self) -> Fields:
-        """The fields that are read of each record."""
+        """The fields that are read; raises ValueError for some that do not go together."""
         return Fields(
             text=self.text,
             prompt=self.prompt,
             completion=self.completion,
             messages=self.messages,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldFiles(FieldNames, Files):
+    """Files whose records have fields."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.fields
 
 
 class FileSource:
@@ -201,6 +207,15 @@ class FileSource:
                 raise unreadable(Path(str(error.filename)), error) from error
             self._digest = store.text_digest([files, self.reading()])
         return self._digest
+
+    def sample_digest(self) -> str:
+        """Digest for files too large to be read as a whole before they are trained on: sizes,
+        times of writing, first and last MiB. A copy of a file is therefore another corpus."""
+        try:
+            files = [[split, path.stat().st_mtime_ns, sample(path)] for split, path in self.every()]
+        except OSError as error:
+            raise unreadable(Path(str(error.filename)), error) from error
+        return store.text_digest([files, self.reading()])
 
     def rows(self, dropped: Counter[str]) -> Iterator[Sided]:
         """See `runner.data.pipeline.Source`. Raises UserError when a file was changed meanwhile,
@@ -258,6 +273,16 @@ class FileSource:
                 "out, counted by reason: data.on_bad=skip",
             )
         )
+
+
+def sample(path: Path) -> str:
+    """Digest of the size, the first and the last MiB of a file."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        found = hashlib.sha256(size.to_bytes(8, "big") + file.read(2**20))
+        file.seek(max(0, size - 2**20))
+        found.update(file.read())
+    return found.hexdigest()
 
 
 def hint(path: Path) -> str:

@@ -12,6 +12,7 @@ from runner.data import lines
 from runner.data.files import FieldFiles
 from runner.data.lines import Block
 from runner.data.records import REASONS, Bad, Record
+from runner.data.streamed import Streamed
 
 
 class Repeated(ValueError):
@@ -50,7 +51,7 @@ def as_object(found: Any) -> Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jsonl(FieldFiles):
+class Jsonl(Streamed, FieldFiles):
     """JSON Lines: an object per line; blank lines between them are no rows."""
 
     suffix: ClassVar[str] = ".jsonl"

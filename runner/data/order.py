@@ -22,12 +22,17 @@ class Draw(NamedTuple):
 
 
 def order(count: int, *, seed: int, epoch: int) -> NDArray[np.intp]:
-    """(count,) permutation of the examples, the same for the same seed and epoch.
+    """(count,) permutation of the examples, the same for the same seed and epoch."""
+    return permutation(count, seed=seed, key=(epoch,))
+
+
+def permutation(count: int, *, seed: int, key: tuple[int, ...]) -> NDArray[np.intp]:
+    """(count,) permutation, the same for the same seed and key.
 
     Philox and SeedSequence, unlike `Generator.permutation`, are promised to give the same numbers
     in every NumPy version (NEP 19), so the order is made by sorting raw 64-bit draws.
     """
-    bits = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))
+    bits = np.random.Philox(np.random.SeedSequence(seed, spawn_key=key))
     return np.argsort(bits.random_raw(count), kind="stable")
 
 
@@ -66,3 +71,20 @@ def updates_from(update: int, *, count: int, batch: int, seed: int) -> Iterator[
     """`updates`, starting at the update with this number (from 0)."""
     epoch, index = place(update, count=count, batch=batch)
     return updates(count, batch=batch, seed=seed, start_epoch=epoch, start_index=index)
+
+
+class Numbered:
+    """The same updates, looked up by number in any order; keeps one epoch's order at a time."""
+
+    def __init__(self, count: int, *, batch: int, seed: int) -> None:
+        self._count, self._batch, self._seed = count, batch, seed
+        self._epoch = -1
+        self._shuffled: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+
+    def __getitem__(self, update: int) -> Draw:
+        epoch, index = place(update, count=self._count, batch=self._batch)
+        if epoch != self._epoch:
+            self._shuffled = order(self._count, seed=self._seed, epoch=epoch)
+            self._epoch = epoch
+        start = index * self._batch
+        return Draw(epoch, index, self._shuffled[start : start + self._batch])

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 from runner.data.files import FieldFiles
 from runner.data.lines import Block
 from runner.data.records import Record
+from runner.data.streamed import Streamed
 
 BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(FieldFiles):
+class Parquet(Streamed, FieldFiles):
     """Parquet files. A block is a row group, the unit that they are stored in."""
 
     suffix: ClassVar[str] = ".parquet"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from runner.data import lines
-from runner.data.files import Files
 from runner.data.lines import Block
 from runner.data.records import REASONS, Bad, Record
+from runner.data.streamed import Streamed
 
 ROWS = ("line", "file")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainText(Files):
+class PlainText(Streamed):
     """Plain text. rows: a row is a `line` (blank ones are no rows), or the whole `file`."""
 
     suffix: ClassVar[str] = ".txt"
