@@ -23,6 +23,7 @@ from runner.measure.account import MemoryAccount
 from runner.measure.clock import mark_cost
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
+from runner.measure.storages import plain_tensors
 from runner.records import RunRecord, dumps, finite, nonfinite, write_atomically
 from runner.states import STATE, place_of
 from runner.timeline import Timeline
@@ -349,7 +350,7 @@ def optimizer_bytes(job: Job) -> int:
         parameters=sum(p.nbytes for p in job.training.parameters),
         gradients=sum(p.nbytes for p in job.training.parameters),
         moments=sum(
-            value.nbytes
+            sum(plain.nbytes for plain in plain_tensors(value))
             for parameter in job.training.parameters
             for value in state.get(parameter, {}).values()
             if isinstance(value, torch.Tensor) and value.numel() == parameter.numel() > 1
