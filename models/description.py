@@ -16,6 +16,7 @@ class Description:
     params: elements of all parameters, each unique (tied) one counted once.
     matmul_params: elements of every matrix that each token is multiplied with, head included;
         embedding look-ups, gains and biases excluded.
+    frozen_matmul_params: those of them that get no gradient.
     """
 
     layers: int
@@ -28,6 +29,7 @@ class Description:
     vocab: int
     params: int
     matmul_params: int
+    frozen_matmul_params: int = 0
 
 
 def require(holds: bool, key: str, given: Any, allowed: str) -> None:

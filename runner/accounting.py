@@ -169,6 +169,7 @@ def model_flops(
     lengths: Sequence[int],
     head_params: int = 0,
     headless: int = 0,
+    frozen_params: int = 0,
 ) -> int:
     """Model FLOPs of one forward and backward pass over documents of the given real lengths.
 
@@ -176,11 +177,14 @@ def model_flops(
     every matrix once (`matmul_params`, head included); attention is causal within documents:
     a query-key pair costs 2 * head_width for the score and as much for the value. Padding and
     recomputation are not model work and count nothing, nor does the head (`head_params` elements)
-    at the `headless` real tokens for which no logits are computed.
+    at the `headless` real tokens for which no logits are computed. Of the backward pass's two
+    products, matrices without a gradient (`frozen_params` elements, the head's among them) need
+    one only.
     """
     linear = 2 * (matmul_params * sum(lengths) - head_params * headless)
     attention = 4 * layers * heads * head_width * causal_pairs(lengths)
-    return 3 * (linear + attention)
+    frozen = frozen_params * sum(lengths) - head_params * headless if frozen_params else 0
+    return 3 * (linear + attention) - 2 * frozen
 
 
 def optimizer_traffic(*, parameters: int, gradients: int, moments: int) -> int:

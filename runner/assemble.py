@@ -19,6 +19,7 @@ from runner.compiling import OFF, compiled
 from runner.contracts import (
     BuiltOptimizer,
     Corpus,
+    Description,
     Fault,
     Lever,
     LossLever,
@@ -39,7 +40,11 @@ CPP_COMPILERS = ("g++", "clang++")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """Everything that one job runs with. `initial_weights`: sha256 of the file they came from."""
+    """Everything that one job runs with.
+
+    description: shapes of the model as the levers left it. initial_weights: sha256 of the file
+    they came from.
+    """
 
     config: Mapping[str, Any]
     parts: Parts
@@ -49,6 +54,7 @@ class Job:
     feed: Feed
     evaluation: Evaluation
     updates: int
+    description: Description
     initial_weights: str | None = None
 
 
@@ -149,11 +155,13 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
     init = getattr(parts.model, "init", None)
     initial = load_weights(model, Path(init)) if init else None
     model = parts.precision.prepare(model)
+    description: Description = parts.model.describe()
     for lever in parts.levers.values():
         refused = lever.refusal(parts.model.describe(), parts.precision, device)
         if refused:
             raise Unsupported(refused)
         lever.apply(model)
+        description = lever.described(description, model)
     model.to(device).train()
     feed = Feed(
         examples=corpus.train,
@@ -186,6 +194,7 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
         feed=feed,
         evaluation=evaluation,
         updates=updates,
+        description=description,
         initial_weights=initial,
     )
 

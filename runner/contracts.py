@@ -322,7 +322,7 @@ class Description(Protocol):
 
     Read-only attributes; `matmul_params` counts the elements of every matrix that each token is
     multiplied with, head included, embedding look-ups excluded; `params` counts each unique
-    (tied) parameter once.
+    (tied) parameter once; `frozen_matmul_params` those of `matmul_params` that get no gradient.
     """
 
     @property
@@ -341,6 +341,8 @@ class Description(Protocol):
     def params(self) -> int: ...
     @property
     def matmul_params(self) -> int: ...
+    @property
+    def frozen_matmul_params(self) -> int: ...
 
 
 class Model(Protocol):
@@ -477,6 +479,15 @@ class Lever:
 
     def apply(self, model: nn.Module) -> None:
         """Change the model, once, after the recipe prepared it and before the optimizer."""
+
+    def described(self, description: Description, model: nn.Module) -> Description:
+        """The shapes of the model, as `apply` has left it."""
+        return description
+
+    def merged(self, model: nn.Module) -> Mapping[str, Tensor] | None:
+        """The trained weights by the names of the plain architecture, if they are not the
+        model's own."""
+        return None
 
     def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
         """Why this device cannot do it for such a model, tried out where need be; else None."""

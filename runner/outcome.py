@@ -141,7 +141,7 @@ def timed_work(loop: Loop, job: Job) -> tuple[float, float]:
 def flops_of(job: Job, lengths: Any, tokens: Counts) -> int:
     """Model FLOPs of an update over documents of these lengths; where the head is applied at
     targets only, the other real tokens have none."""
-    shapes = job.parts.model.describe()
+    shapes = job.description
     targets_only = getattr(job.parts.batching, "head_on_targets", False)
     return accounting.model_flops(
         matmul_params=shapes.matmul_params,
@@ -151,6 +151,7 @@ def flops_of(job: Job, lengths: Any, tokens: Counts) -> int:
         lengths=lengths,
         head_params=shapes.vocab * shapes.width,
         headless=tokens.nonpad - tokens.useful if targets_only else 0,
+        frozen_params=shapes.frozen_matmul_params,
     )
 
 
@@ -172,7 +173,7 @@ def sizes_of(run: Run) -> dict[str, Any]:
     job, loop = run.job, run.loop
     if job is None:
         return {}
-    shapes = job.parts.model.describe()
+    shapes = job.description
     sizes: dict[str, Any] = {
         "global_batch": run.config["batch"],
         "micro_batch": job.feed.micro,
@@ -234,6 +235,7 @@ def evidence_of(run: Run) -> dict[str, Any]:
     note("numerics", numerics_of(job), "declared")
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in job.training.parameters})
     note("parameter_dtypes", dtypes, "observed")
+    note("frozen", frozen_of(job.training.model), "observed")
     group = job.training.optimizer.param_groups[0]
     note("optimizer_fused", bool(group.get("fused")), "read_back")
     reads_flag = job.device.type == "cuda" and not job.training.skips_on_device
@@ -272,6 +274,16 @@ def evidence_of(run: Run) -> dict[str, Any]:
         if scales:
             note("loss_scale", {"first": scales[0], "last": scales[-1]}, "observed")
     return found
+
+
+def frozen_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Bytes of the tensors that are not trained, by format; buffers of quantized layers too."""
+    bytes_by_dtype: dict[str, int] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.requires_grad:
+            name = str(tensor.dtype).removeprefix("torch.")
+            bytes_by_dtype[name] = bytes_by_dtype.get(name, 0) + tensor.nbytes
+    return {"bytes_by_dtype": bytes_by_dtype}
 
 
 def numerics_of(job: Job) -> dict[str, str]:

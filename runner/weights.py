@@ -27,10 +27,17 @@ def unique_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def save_weights(model: nn.Module, folder: Path, facts: Mapping[str, str]) -> Path:
-    """Write the model's weights into a run folder, whole or not at all."""
+def save_weights(
+    model: nn.Module,
+    folder: Path,
+    facts: Mapping[str, str],
+    merged: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write the model's weights, or those `merged` from it, into a run folder, whole or not at
+    all."""
     path = folder / WEIGHTS
-    tensors = {name: t.detach().cpu().contiguous() for name, t in unique_tensors(model)}
+    weights = dict(unique_tensors(model)) if merged is None else merged
+    tensors = {name: t.detach().cpu().contiguous() for name, t in weights.items()}
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, metadata={"format": "pt", **facts})
     partial.replace(path)

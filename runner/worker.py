@@ -12,17 +12,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from runner import checks
 from runner.ahead import fed
 from runner.assemble import (
+    Job,
     assemble,
     check_device,
     choose_device,
@@ -161,8 +163,14 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     if config["checkpoint"]["final"]:
         facts = {"workload_id": run.workload_id, "setup_id": checks.setup_id(config)}
         with parts.precision.evaluation(job.training.model):  # in FP32, masters where there are
-            save_weights(job.training.model, run.folder, facts)
+            save_weights(job.training.model, run.folder, facts, merged_weights(job))
     run.timings["job_s"] = perf_counter() - begin
+
+
+def merged_weights(job: Job) -> Mapping[str, Tensor] | None:
+    """What a lever has made of the model's weights for the plain architecture, if one has."""
+    found = [lever.merged(job.training.model) for lever in job.parts.levers.values()]
+    return next((weights for weights in found if weights is not None), None)
 
 
 # --- the process ------------------------------------------------------------------------------

@@ -107,6 +107,16 @@ def test_a_micro_batch_without_a_target_contributes_zero(lever: str) -> None:
 
 
 @pytest.mark.parametrize("lever", list(LEVERS))
+def test_nothing_at_all_costs_nothing(lever: str) -> None:
+    hidden = torch.randn(1, 0, 8, requires_grad=True)
+    head = torch.randn(16, 8, requires_grad=True)
+    loss = LEVERS[lever].loss_sum(hidden, head, torch.zeros(1, 0, dtype=torch.int64), None)
+    loss.backward()
+    assert loss.item() == 0
+    assert not head.grad.any()  # type: ignore
+
+
+@pytest.mark.parametrize("lever", list(LEVERS))
 def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_theirs(lever: str) -> None:
     hidden = torch.randn(1, 9, 8, dtype=torch.float64)
     head = torch.randn(16, 8, dtype=torch.float64)

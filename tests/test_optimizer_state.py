@@ -39,11 +39,16 @@ def updated(*words: str, updates: int) -> tuple[list[Tensor], dict[str, list[Ten
     added = [p.detach() - b for p, b in zip(job.training.parameters, before, strict=True)]
     large = [p for p in job.training.parameters if p.numel() >= 4096]
     state = job.training.optimizer.state
-    moments = {name: [state[p][name].float() for p in large] for name in ("exp_avg", "exp_avg_sq")}
-    return added, moments
+    names = ("exp_avg", "exp_avg_sq")
+    return added, {name: [values(state[p][name]) for p in large] for name in names}
 
 
-@pytest.mark.parametrize(("option", "within"), [("bf16", 0.003), ("8bit", 0.02), ("4bit", 0.2)])
+def values(moment: Tensor) -> Tensor:
+    """What a moment of any format stands for."""
+    return moment.dequantize() if hasattr(moment, "codes") else moment.float()  # type: ignore
+
+
+@pytest.mark.parametrize(("option", "within"), [("bf16", 0.003), ("8bit", 0.02), ("4bit", 0.35)])
 def test_only_the_moments_are_rounded_and_by_no_more_than_their_bits(
     option: str, within: float
 ) -> None:
@@ -54,7 +59,7 @@ def test_only_the_moments_are_rounded_and_by_no_more_than_their_bits(
     for name in moments:
         assert 1e-5 < relative_difference(moments[name], true_moments[name]) < within
     later = [updated(*words, updates=4)[0] for words in ((), (f"memory/optimizer_state={option}",))]
-    assert 1e-5 < relative_difference(later[1], later[0]) < 4 * within
+    assert 1e-5 < relative_difference(later[1], later[0]) < min(3 * within + 0.01, 0.6)
 
 
 @pytest.mark.parametrize("option", list(LOW))

@@ -50,6 +50,7 @@ def update_flops(description: Description, lengths: Sequence[int]) -> int:
         heads=description.heads,
         head_width=description.head_width,
         lengths=lengths,
+        frozen_params=description.frozen_matmul_params,
     )
 
 

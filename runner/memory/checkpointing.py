@@ -29,6 +29,9 @@ SAVED = {
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
+        "_flash_attention_forward",
+        "_efficient_attention_forward",
+        "_cudnn_attention_forward",
     ),
 }
 """torch's operators by the words that a configuration names them with. `math` attention is two

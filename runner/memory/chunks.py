@@ -92,7 +92,8 @@ def chunks(
     flat = hidden.flatten(0, 1)[None]
     chosen = targets.flatten()[None]
     weight = None if weights is None else weights.flatten()[None]
-    for start in range(0, flat.shape[1], tokens):
+    # One chunk of nothing where there is nothing, so that there is a loss, which is zero.
+    for start in range(0, max(flat.shape[1], 1), tokens):
         place = slice(start, start + tokens)
         some = None if weight is None else weight[:, place]
         yield flat[:, place], chosen[:, place], some, place

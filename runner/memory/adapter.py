@@ -1,0 +1,126 @@
+"""Low-rank adapters beside a frozen base: fewer trainable tensors, so fewer gradients and less
+optimizer state, not fewer activations (specification 7.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.compiling import OFF
+from runner.config import build
+from runner.contracts import Description, Fault, Lever, Numerics
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+KEY = "memory/adapter"
+BASES = ("nf4", "int8", "int4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA(Lever):
+    """Trains B A * alpha / rank beside each target matrix; everything else is frozen (Hu et al.
+    2021, arXiv:2106.09685), through peft.
+
+    rank: rows of A and columns of B. dropout: of what enters A. targets: which matrices of each
+    block, by consecutive parts of their dotted names (`attn`, `attn.q`, `mlp.up`); each must name
+    at least one. B starts at zero, so the first update starts from the base as it is. The weights
+    that a run leaves are the merged ones, of the plain architecture.
+    """
+
+    numerics: ClassVar[Numerics] = "close"
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ("attn", "mlp")
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank: given {self.rank}; allowed: a whole number from 1 up")
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"alpha: given {self.alpha}; allowed: a positive number")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: given {self.dropout}; allowed: from 0 to below 1")
+        if not self.targets:
+            raise ValueError("targets: given []; allowed: parts of the names of matrices")
+
+    def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
+        """It adapts trained weights, in a recipe that leaves FP32 parameters to AdamW and SGD."""
+        return tuple(self._faults(job))
+
+    def _faults(self, job: Mapping[str, Any]) -> Iterator[Fault]:
+        if "init" in job["model"] and job["model"]["init"] is None:
+            yield Fault(
+                key="model.init",
+                given=f"none with {KEY}: adapters of random weights",
+                allowed="the folder of a run whose final weights are adapted",
+                next_step="model.init=RUN_FOLDER",
+            )
+        if build(job["precision"], key="precision", allow=job["allow"]).optimizer() is not None:
+            yield Fault(
+                key="precision",
+                given=f"a recipe that stores trained weights in its own way, with {KEY}",
+                allowed="a recipe over FP32 parameters: adapters are few and stay in FP32",
+                next_step=f"precision=bf16, or {KEY}=none",
+            )
+
+    def apply(self, model: nn.Module) -> None:
+        """Freezes the model and puts adapters beside its target matrices, in place."""
+        from runner.memory.lowrank import inject
+
+        inject(model, self)
+
+    def described(self, description: Description, model: nn.Module) -> Description:
+        """Adapters add their elements; the matrices that were there get no gradient."""
+        from runner.memory.lowrank import described
+
+        return described(description, model)
+
+    def merged(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Every weight of the plain architecture, the adapters added to their matrices."""
+        from runner.memory.lowrank import merged
+
+        return merged(model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QLoRA(LoRA):
+    """LoRA beside a base whose matrices are stored in few bits and widened for each product
+    (Dettmers et al. 2023, arXiv:2305.14314).
+
+    base: `nf4` through bitsandbytes (blocks of `block` weights share a scale; with `double`
+    the scales are 8-bit codes themselves); `int8` with one scale for each row; `int4` with one
+    for each `block` weights. All matrices of the blocks are stored so, targets or not;
+    embeddings and head stay as they are.
+    """
+
+    base: str = "nf4"
+    block: int = 64
+    double: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base not in BASES:
+            raise ValueError(f"base: given {self.base}; allowed: {', '.join(BASES)}")
+        if self.block not in (32, 64, 128, 256, 512):
+            raise ValueError(f"block: given {self.block}; allowed: 32, 64, 128, 256, 512")
+
+    def _faults(self, job: Mapping[str, Any]) -> Iterator[Fault]:
+        yield from super()._faults(job)
+        if job["compile"] != OFF:
+            yield Fault(
+                key=KEY,
+                given=f"qlora with compile={job['compile']}",
+                allowed="qlora in eager mode: the compiler cannot see into the quantized products",
+                next_step=f"{KEY}=lora, or compile=off",
+            )
+
+    def apply(self, model: nn.Module) -> None:
+        """Quantizes the blocks' matrices, then as LoRA."""
+        from runner.memory.frozen import freeze
+
+        freeze(model, base=self.base, block=self.block, double=self.double)
+        super().apply(model)

@@ -1,0 +1,100 @@
+"""Every option of every memory lever trains two updates on a CPU, or is refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.assemble import assemble
+from runner.checks import build_parts
+from runner.config import conf_dir
+from runner.contracts import Unsupported, UserError
+from runner.measure.probe import probe
+from runner.step import measured_update
+from runner.weights import save_weights
+from tests.support import Quiet, weights
+from tests.test_assemble import CPU, SMALL, corpus
+from tests.test_checks import config
+
+OPTIONS = sorted(
+    f"{path.parent.name}={path.stem}" for path in (conf_dir() / "memory").glob("*/*.yaml")
+)
+REFUSED = {
+    "attention=cudnn": "memory/attention=cudnn",
+    "attention=efficient": "memory/attention=efficient",
+    "checkpointing=budget": "budget with compile=off",
+    "offload=activations": "in host memory already",
+    "optimizer_state=cpu_offload": "on the host already",
+}
+
+
+def outcome(option: str, *words: str) -> str:
+    """`trained`, or the reason why not."""
+    try:
+        chosen = config(*SMALL, f"memory/{option}", *words)
+        job = assemble(chosen, build_parts(chosen), CPU, corpus())
+    except (Unsupported, UserError) as error:
+        return str(error)
+    account, trained = probe(job.training, job.feed.probes(2))
+    assert trained.contradiction is None
+    found = [lever.contradiction(trained.dispatched) for lever in job.parts.levers.values()]
+    assert not any(found)
+    assert account is not None
+    assert account.largest_live_object
+    before = weights(job.training.model)
+    draws = job.feed.draws()
+    for _ in range(2):
+        figures = measured_update(job.training, lambda: next(draws), Quiet()).figures
+        assert figures is not None
+        assert figures.isfinite().all()
+    after = job.training.trained
+    assert after
+    assert not any(torch.equal(before[name], tensor) for name, tensor in after.items())
+    return "trained"
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_option_trains_or_says_why_not(option: str, tmp_path: Path) -> None:
+    words = []
+    if option in ("adapter=lora", "adapter=qlora"):
+        base = build_parts(config(*SMALL)).model.build(seed=1)
+        save_weights(base, tmp_path, {})
+        words = [f"model.init={tmp_path}"]
+    found = outcome(option, *words)
+    if option in REFUSED:
+        assert REFUSED[option] in found
+    else:
+        assert found == "trained"
+
+
+def test_there_are_options_of_every_lever() -> None:
+    groups = {option.partition("=")[0] for option in OPTIONS}
+    assert groups >= {"adapter", "attention", "checkpointing", "gradients", "loss", "offload"}
+    assert {option for option in REFUSED if option not in OPTIONS} == set()
+
+
+def test_what_excludes_one_another_is_refused_together() -> None:
+    words = (
+        "optimizer=sgd",
+        "compile=default",
+        "memory/adapter=qlora",
+        "memory/checkpointing=selective",
+        "memory/loss=fused",
+        "memory/offload=activations",
+        "memory/optimizer_state=8bit",
+    )
+    with pytest.raises(UserError) as raised:
+        config(*words)
+    keys = [fault.key for fault in raised.value.faults]
+    assert sorted(keys) == [
+        "memory/adapter",
+        "memory/checkpointing",
+        "memory/loss",
+        "memory/offload",
+        "memory/offload",
+        "memory/optimizer_state",
+        "model.init",
+    ]
+    assert all(fault.allowed and fault.next_step for fault in raised.value.faults)
