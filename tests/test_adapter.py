@@ -115,7 +115,7 @@ def test_probes_accept_frozen_weights_and_adapters_that_start_at_zero(bases: Pat
     job = job_of(bases, "memory/adapter=qlora", "precision=bf16")
     before = state(job.training.model, trained=False) | state(job.training.model, trained=True)
     account, trained = probe(job.training, job.feed.probes(2))
-    assert trained.contradiction is None
+    assert trained.contradiction() is None
     assert trained.dispatched.contradiction("bf16") is None
     assert trained.parameters == 2 * 2 * 4  # A and B of four matrices in two blocks
     after = state(job.training.model, trained=False) | state(job.training.model, trained=True)

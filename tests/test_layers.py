@@ -29,6 +29,7 @@ RANKS = {
     "runner.schedule": 3,
     "runner.precision": 3,
     "runner.memory": 3,
+    "runner.memory.lowrank": 4,
     "runner.forwarding": 3,
     "runner.tracking": 4,
     "runner.checks": 4,

@@ -12,10 +12,11 @@ from runner.checks import build_parts
 from runner.config import conf_dir
 from runner.contracts import Unsupported, UserError
 from runner.measure.probe import probe
+from runner.memory.installed import absent
 from runner.step import measured_update
 from runner.weights import save_weights
 from tests.support import Quiet, weights
-from tests.test_assemble import CPU, SMALL, corpus
+from tests.test_assemble import CPU, SMALL, corpus, job_of
 from tests.test_checks import config
 
 OPTIONS = sorted(
@@ -38,7 +39,7 @@ def outcome(option: str, *words: str) -> str:
     except (Unsupported, UserError) as error:
         return str(error)
     account, trained = probe(job.training, job.feed.probes(2))
-    assert trained.contradiction is None
+    assert trained.contradiction() is None
     found = [lever.contradiction(trained.dispatched) for lever in job.parts.levers.values()]
     assert not any(found)
     assert account is not None
@@ -98,3 +99,13 @@ def test_what_excludes_one_another_is_refused_together() -> None:
         "model.init",
     ]
     assert all(fault.allowed and fault.next_step for fault in raised.value.faults)
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.memory.installed.find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match="memory/optimizer_state needs torchao, not installed"):
+        job_of("memory/optimizer_state=8bit")
+    assert absent("memory/adapter", "adapters", "peft", "bitsandbytes") == (
+        "memory/adapter needs peft and bitsandbytes, not installed here: "
+        "pip install 'fullstep[adapters]'"
+    )

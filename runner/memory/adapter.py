@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.compiling import OFF
 from runner.config import build
-from runner.contracts import Description, Fault, Lever, Numerics
+from runner.contracts import Description, Fault, Lever, Numerics, Recipe
+from runner.memory.installed import absent
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 KEY = "memory/adapter"
@@ -67,6 +69,10 @@ class LoRA(Lever):
                 next_step=f"precision=bf16, or {KEY}=none",
             )
 
+    def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
+        """peft must be here."""
+        return absent(KEY, "adapters", "peft")
+
     def apply(self, model: nn.Module) -> None:
         """Freezes the model and puts adapters beside its target matrices, in place."""
         from runner.memory.lowrank import inject
@@ -117,6 +123,11 @@ class QLoRA(LoRA):
                 allowed="qlora in eager mode: the compiler cannot see into the quantized products",
                 next_step=f"{KEY}=lora, or compile=off",
             )
+
+    def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
+        """So must bitsandbytes, for its format."""
+        kernels = ("bitsandbytes",) if self.base == BASES[0] else ()
+        return absent(KEY, "adapters", "peft", *kernels)
 
     def apply(self, model: nn.Module) -> None:
         """Quantizes the blocks' matrices, then as LoRA."""

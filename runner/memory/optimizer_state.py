@@ -16,6 +16,7 @@ from runner.contracts import (
     OptimizerBuilder,
     Recipe,
 )
+from runner.memory.installed import absent
 from runner.optimizer import AdamW
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class LowBit(Lever):
                 "moment would round back to where it was",
                 next_step=f"optimizer.betas=[{betas[0]},0.95], or {KEY}=8bit",
             )
+
+    def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
+        """torchao must be here."""
+        return absent(KEY, "lowbit", "torchao")
 
     def optimizer(self) -> OptimizerBuilder:
         """Builds torchao's AdamW with the optimizer part's hyper-parameters."""
