@@ -333,6 +333,7 @@ def test_work_that_processes_ahead_hide_is_in_the_total_and_not_in_the_step(
         assert all(record.host["data"] >= record.time["data"] for record in timed)
         assert [record.time["data"] < 0.06 for record in timed] == [bool(workers)] * 7
         medians[workers] = median(record.host["data"] for record in timed)
+        loop.journal.close()
         kept = updates_of(read_journal(folder / "journal.jsonl"))
         assert [r.host for r in kept] == [r.host for r in loop.records]
     assert medians[0] == pytest.approx(0.08, rel=0.2)
