@@ -21,6 +21,7 @@ from runner.compiling import MODES, OFF
 from runner.config import (
     TARGET,
     CheckpointConf,
+    CompareConf,
     EvalConf,
     QualityConf,
     Root,
@@ -52,6 +53,7 @@ NEITHER = (
     "device",
     "warmup",
     "quality",
+    "compare",
     "checkpoint",
     "profile",
     "skip_finished",
@@ -113,6 +115,7 @@ def _unknown_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
         "eval.": EvalConf,
         "quality.": QualityConf,
         "checkpoint.": CheckpointConf,
+        "compare.": CompareConf,
     }
     for prefix, schema in places.items():
         node = config[prefix[:-1]] if prefix else config
@@ -253,6 +256,17 @@ def optimizer_fault(keys: Sequence[str]) -> Fault:
         given=f"{len(keys)} parts that each build the optimizer in their own way",
         allowed="one at most",
         next_step=f"choose another option of {' or of '.join(keys)}",
+    )
+
+
+def not_swept(missing: Sequence[str], swept: Iterable[str]) -> Fault:
+    """A tuned key without a grid."""
+    known = sorted({*swept} - {"seed"})
+    return Fault(
+        key="compare.tune",
+        given=", ".join(missing),
+        allowed=f"swept keys ({', '.join(known) or 'none'})",
+        next_step=f"sweep it: {missing[0]}=VALUE,VALUE",
     )
 
 

@@ -19,6 +19,7 @@ from runner.terminal import print_faults
 
 USAGE = """python -m runner.compare [sweep=latest|ID] [runs=ID,ID] [experiment=NAME] [uri=URI]
                          [folder=RUNS_DIR] [baseline="KEY=VALUE ..."] [out=DIR]
+                         [compare.tune=KEY,KEY]
                          [quality.margin=NATS] [quality.confidence=P] [quality.min_effect=SHARE]
 
   sweep       a sweep of the tracking store; `latest` (the default) is the newest
@@ -27,8 +28,9 @@ USAGE = """python -m runner.compare [sweep=latest|ID] [runs=ID,ID] [experiment=N
   uri         the store, by default mlflow.db in this folder
   folder      run folders instead of a store: every run at or below it
   baseline    what the others are held against: baseline=precision=fp32
+  compare.tune  swept keys of which each setup gets its best value: compare.tune=optimizer.lr
   out         where comparison.md, .csv, .json and report.html go, by default ./comparison"""
-OPTIONS = ("sweep", "runs", "experiment", "uri", "folder", "baseline", "out")
+OPTIONS = ("sweep", "runs", "experiment", "uri", "folder", "baseline", "out", "compare.tune")
 FAILED = {"diverged": "diverged", "killed": "unchecked"}
 """Quality of a run of the baseline that did not end ok; `error` for every other status."""
 RULES = ("quality.margin", "quality.confidence", "quality.min_effect")
@@ -49,9 +51,11 @@ def compare_sweep(
 def qualities(comparison: Comparison) -> dict[str, str]:
     """The quality verdict of every run, by run id: what its tag `quality` is to say.
 
-    It is its setup's, but for runs of the baseline that did not end ok: those say so.
+    It is its setup's, but for runs of the baseline that did not end ok: those say so. Runs of
+    tuned values that were not chosen are not judged.
     """
-    return {
+    passed_over = {run_id: "unchecked" for row in comparison.tuning for run_id in row.passed_over}
+    return passed_over | {
         run.run_id: FAILED.get(run.status, "error")
         if row.name == comparison.baseline and run.status != "ok"
         else comparison.verdict_of(row.name).word
@@ -104,6 +108,14 @@ def rule_of(options: Mapping[str, str]) -> dict[str, float]:
     return values
 
 
+def tune_of(options: Mapping[str, str]) -> list[str] | None:
+    """The tuned keys that the options state, with or without brackets; None where they do not."""
+    text = options.get("compare.tune")
+    if text is None:
+        return None
+    return [key for word in text.strip("[]").split(",") if (key := word.strip())]
+
+
 def runs_of(options: Mapping[str, str], launch: Path) -> list[ComparedRun]:
     """The runs that the options name. Raises UserError where there are none."""
     if "folder" not in options:
@@ -129,7 +141,7 @@ def main(words: Sequence[str]) -> int:
         options = parse(words)
         rule = rule_of(options)
         runs = runs_of(options, Path.cwd())
-        found = compare(runs, baseline=options.get("baseline"), quality=rule)
+        found = compare(runs, baseline=options.get("baseline"), quality=rule, tune=tune_of(options))
     except UserError as error:
         print_faults(sys.stderr, error.faults, "nothing was compared or written")
         return 2

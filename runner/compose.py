@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from runner.checks import NEITHER, check
+from runner.checks import NEITHER, check, not_swept
 from runner.config import TARGET, build
 from runner.contracts import Fault, UserError
 from runner.door import CONFIG, compose, parse, reason_of, start_hydra
@@ -94,6 +94,7 @@ def command_of(args: argparse.Namespace, launch: Path) -> Command:
     plans = [plan for plan in jobs if isinstance(plan, Plan)]
     faults = _folder_faults(plans, launch, multirun) + _init_faults(plans, launch)
     faults += _data_faults(plans, launch)
+    faults += _tune_faults(plans, axes)
     for plan in plans:
         faults.extend((plan, fault) for fault in check(plan.config))
     if faults:
@@ -283,6 +284,17 @@ def _init_faults(plans: Sequence[Plan], launch: Path) -> list[tuple[Plan, Fault]
         for plan in plans
         if isinstance(init := plan.config["model"].get("init"), str)
         and not (launch / init / WEIGHTS).is_file()
+    ]
+
+
+def _tune_faults(
+    plans: Sequence[Plan], axes: Mapping[str, Sequence[str]]
+) -> list[tuple[Plan, Fault]]:
+    """Tuned keys without a grid."""
+    return [
+        (plan, not_swept(missing, axes))
+        for plan in plans
+        if (missing := [key for key in plan.config["compare"]["tune"] if key not in axes])
     ]
 
 

@@ -52,6 +52,13 @@ class QualityConf:
 
 
 @dataclass
+class CompareConf:
+    """How a sweep is compared. `tune`: swept keys of which each setup gets its best value."""
+
+    tune: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Root:
     """The typed root of a job's configuration. Groups are open here and typed by their part."""
 
@@ -81,6 +88,7 @@ class Root:
     clip: float | None = 1.0
     allow: list[str] = field(default_factory=list)
     eval: EvalConf = field(default_factory=EvalConf)
+    compare: CompareConf = field(default_factory=CompareConf)
     quality: QualityConf = field(default_factory=QualityConf)
     checkpoint: CheckpointConf = field(default_factory=CheckpointConf)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
     }
 
 
-def workload_faults(base: ComparedRun, run: ComparedRun) -> list[str]:
-    """What of the work differs, in words; empty for comparable runs."""
+def workload_faults(base: ComparedRun, run: ComparedRun, tuned: Collection[str] = ()) -> list[str]:
+    """What of the work differs, in words, keys that were tuned apart; empty for comparable runs."""
     if base.record.workload_id == run.record.workload_id:
         return _length_faults(base, run)
     try:
@@ -35,11 +35,16 @@ def workload_faults(base: ComparedRun, run: ComparedRun) -> list[str]:
             {key: value for key, value in r.record.config.items() if key not in skipped}
             for r in (base, run)
         ]
-    found = [f"{key}: {own} against {b}" for key, (b, own) in differing_keys(*fixed).items()]
+    differing = differing_keys(*fixed)
+    found = [
+        f"{key}: {own} against {b}"
+        for key, (b, own) in differing.items()
+        if not _explained([key], tuple(name.replace("/", ".") for name in tuned))
+    ]
     corpora = [str(r.evidence("corpus_fingerprint"))[:12] for r in (base, run)]
-    if corpora[0] != corpora[1] or not found:
+    if corpora[0] != corpora[1] or not differing:
         found.append(f"corpus: {corpora[1]} against {corpora[0]}")
-    return found
+    return found or _length_faults(base, run)
 
 
 def _length_faults(base: ComparedRun, run: ComparedRun) -> list[str]:

@@ -9,7 +9,7 @@ from runner.comparison.curves import gap_curve, reach
 from runner.comparison.notes import device_of, notes_of, workload_of
 from runner.comparison.quality import contrast
 from runner.comparison.ratios import JUDGED, with_ratios
-from runner.comparison.results import Comparison, Contrast, Quality, Verdict
+from runner.comparison.results import Comparison, Contrast, Quality, TunedRow, Verdict
 from runner.comparison.rows import row_of
 from runner.comparison.runs import ComparedRun
 from runner.comparison.setups import (
@@ -20,6 +20,7 @@ from runner.comparison.setups import (
     neighbours,
     setups_of,
 )
+from runner.comparison.tuning import keys_of, tuned, words
 from runner.contracts import Fault, UserError
 
 
@@ -29,13 +30,16 @@ def compare(
     axes: Mapping[str, Sequence[str]] | None = None,
     baseline: str | None = None,
     quality: Mapping[str, float] | None = None,
+    tune: Sequence[str] | None = None,
 ) -> Comparison:
     """Judge every setup among the runs against the baseline.
 
     axes: swept keys with their values as typed; by default what the runs tell. baseline: words
     `key=value` that the baseline carries; by default the first value of every swept key.
-    quality: values that replace those of the rule in the baseline's configuration. Raises
-    UserError for no runs, or a baseline that none of them is.
+    quality: values that replace those of the rule in the baseline's configuration. tune: swept
+    keys of which each setup gets its best value, see `tuning`; by default what the runs'
+    configuration says. Raises UserError for no runs, a baseline that none of them is, or a tuned
+    key that was not swept.
     """
     if not runs:
         fault = Fault(
@@ -44,6 +48,11 @@ def compare(
         raise UserError(fault)
     known = axes_of(runs) if axes is None else axes
     setups = setups_of(runs, known)
+    keys = keys_of(runs) if tune is None else tune
+    rows: list[TunedRow] = []
+    if keys:
+        setups, rows = tuned(setups, keys)
+        known = {key: values for key, values in known.items() if key not in keys}
     base = baseline_of(setups, known, baseline)
     stated = (base or setups[0]).first.record.config.get("quality", {})
     rule = Quality(**{**stated, **(quality or {})})
@@ -59,10 +68,20 @@ def compare(
         setups=[row_of(setup) for setup in setups],
         contrasts=judged[: len(main)],
         pairs=judged[len(main) :],
-        notes=notes_of(setups, base, known),
+        notes=[*notes_of(setups, base, known), *map(words, rows), *_bias(rows)],
+        tuning=rows,
         device=device_of(setups),
         workload=workload_of(base or setups[0]),
     )
+
+
+def _bias(rows: Sequence[TunedRow]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        "Tuned keys were chosen on the same held-out examples that the setups are judged on, on "
+        "both sides from the same grid: each loss is the best of as many, and a little too good."
+    ]
 
 
 def _contrast(

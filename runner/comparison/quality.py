@@ -66,7 +66,12 @@ def inequality(base: Setup, setup: Setup) -> Verdict | None:
     """The verdict of a setup that did other work, or varied more than it declares, or None."""
     pairs = [(base.runs.get(seed, base.first), run) for seed, run in setup.runs.items()]
     finished = [p for p in pairs if {run.record.status for run in p} == {"ok"}]
-    faults = [fault for other, run in finished for fault in workload_faults(other, run)]
+    if base.grid != setup.grid:
+        text = f"tuned over another grid than the baseline: {_grid(setup)} against {_grid(base)}"
+        return Verdict(word="incomparable", reason=text)
+    faults = [
+        fault for other, run in finished for fault in workload_faults(other, run, setup.tuned)
+    ]
     if faults:
         text = "other work than the baseline: " + "; ".join(dict.fromkeys(faults))
         return Verdict(word="incomparable", reason=text)
@@ -75,6 +80,10 @@ def inequality(base: Setup, setup: Setup) -> Verdict | None:
         text = "differs from the baseline in what it does not declare: " + "; ".join(found)
         return Verdict(word="confounded", reason=text)
     return None
+
+
+def _grid(setup: Setup) -> str:
+    return ", ".join(sorted("/".join(values) for values in setup.grid)) or "nothing"
 
 
 def has_diverged(run: ComparedRun) -> bool:
@@ -180,6 +189,8 @@ def declares_same(base: Setup, setup: Setup) -> bool:
     Parts declare it in the record (evidence `numerics`: by group, levers by `memory.NAME`); what
     is not recorded is taken as `close`.
     """
+    if base.tuned != setup.tuned:
+        return False
     keys = declared(base, setup)
     runs = (base.first, setup.first)
     known = [run.evidence("numerics") or {} for run in runs]

@@ -168,12 +168,27 @@ class SetupRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TunedRow:
+    """How one setup came to the values of its tuned keys.
+
+    chosen: by key. tried: mean held-out loss by values as typed, those of several keys in one
+        text; None where a run did not end ok. passed_over: ids of the runs not chosen.
+    """
+
+    setup: str
+    chosen: Mapping[str, str]
+    tried: Mapping[str, float | None]
+    passed_over: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Setups side by side, in the order typed, the baseline among them.
 
     contrasts: every other setup against the baseline, in the order of `setups`.
     pairs: with several swept keys, further pairs that differ in one key only.
-    notes: what a reader must know, a sentence each. device: in words, a CPU called a CPU.
+    notes: what a reader must know, a sentence each. tuning: how each setup came to its tuned
+    values; empty without `compare.tune`. device: in words, a CPU called a CPU.
     """
 
     baseline: str | None
@@ -184,6 +199,7 @@ class Comparison:
     notes: Sequence[str]
     device: str
     workload: Mapping[str, Any]
+    tuning: Sequence[TunedRow] = ()
     schema_version: int = 1
 
     def verdict_of(self, name: str) -> Verdict:

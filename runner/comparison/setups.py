@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from runner import checks
@@ -19,12 +19,15 @@ class Setup:
 
     name: the shortest that tells the setups apart. runs: by seed, ascending.
     repeated: seeds that ran more than once, of which the last run stands in `runs`.
+    tuned: the values that this setup chose for itself, by key, and `grid`, what it chose among.
     """
 
     name: str
     swept: Mapping[str, str]
     runs: Mapping[int, ComparedRun]
     repeated: Sequence[int] = ()
+    tuned: Mapping[str, str] = field(default_factory=dict)
+    grid: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def first(self) -> ComparedRun:
