@@ -42,8 +42,8 @@ CPP_COMPILERS = ("g++", "clang++")
 class Job:
     """Everything that one job runs with.
 
-    description: shapes of the model as the levers left it. initial_weights: sha256 of the file
-    they came from.
+    description: shapes of the model as the levers left it. initial_weights: digest of
+    stored ones.
     """
 
     config: Mapping[str, Any]
@@ -153,7 +153,7 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
     torch.manual_seed(config["seed"])
     model: nn.Module = parts.model.build(config["seed"])
     init = getattr(parts.model, "init", None)
-    initial = load_weights(model, Path(init)) if init else None
+    initial = load_weights(model, Path(init)) if init else getattr(model, "initial_weights", None)
     model = parts.precision.prepare(model)
     description: Description = parts.model.describe()
     for lever in parts.levers.values():

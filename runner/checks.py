@@ -276,7 +276,7 @@ def vocab_fault(needed: int, rows: int) -> Fault:
         key="model.vocab",
         given=f"{rows} rows for token ids up to {needed - 1}",
         allowed=f"{needed} or more",
-        next_step=f"model.vocab={-(-needed // 16) * 16}",
+        next_step=f"model.vocab={-(-needed // 16) * 16}, or the tokenizer that the model came with",
     )
 
 

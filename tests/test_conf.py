@@ -21,11 +21,13 @@ OPTIONS = sorted(
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
 
+HUB = Path(__file__).parent / "hub"
 FORMATS = ("jsonl", "json", "csv", "parquet", "text")
 NEEDED = {
     "memory/checkpointing/budget": ["compile=default"],
     "data/hub": ["data.name=owner/name"],
     "data/tokenizer/hf": ["data.tokenizer.path=folder"],
+    "model/hf": [f"model.path={HUB}", "model.random_init=true"],
     **{f"data/{name}": [f"data.files={__file__}"] for name in FORMATS},
 }
 """What an option cannot go without."""

@@ -31,6 +31,7 @@ RANKS = {
     "runner.memory": 3,
     "runner.memory.lowrank": 4,
     "runner.forwarding": 3,
+    "runner.hub": 3,
     "runner.tracking": 4,
     "runner.checks": 4,
     "runner.readback": 5,

@@ -209,7 +209,7 @@ def _part(key: str) -> str:
 def _exact(run: ComparedRun) -> bool:
     formats = run.evidence("formats") or {}
     dropout = run.record.config.get("model", {}).get("dropout", 0)
-    return bool(formats) and set(formats.values()) == {"fp32"} and not dropout
+    return bool(formats) and set(formats.values()) == {"fp32"} and dropout == 0
 
 
 def _same(base: Setup, setup: Setup, values: Mapping[int, float]) -> Verdict:

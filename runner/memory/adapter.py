@@ -54,11 +54,11 @@ class LoRA(Lever):
         return tuple(self._faults(job))
 
     def _faults(self, job: Mapping[str, Any]) -> Iterator[Fault]:
-        if "init" in job["model"] and job["model"]["init"] is None:
+        if begins_random(job["model"]):
             yield Fault(
                 key="model.init",
                 given=f"none with {KEY}: adapters of random weights",
-                allowed="the folder of a run whose final weights are adapted",
+                allowed="trained weights to adapt: a run's final ones, or those of model=hf",
                 next_step="model.init=RUN_FOLDER",
             )
         if build(job["precision"], key="precision", allow=job["allow"]).optimizer() is not None:
@@ -90,6 +90,12 @@ class LoRA(Lever):
         from runner.memory.lowrank import merged
 
         return merged(model)
+
+
+def begins_random(model: Mapping[str, Any]) -> bool:
+    """Whether a model's configuration names no trained weights, though it could: those of a run
+    (`init`), or with `random_init=false` those that it came with."""
+    return "init" in model and model["init"] is None and model.get("random_init", True)
 
 
 @dataclass(frozen=True, kw_only=True)

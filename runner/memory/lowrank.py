@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from models.description import Description as Shapes
 from runner.contracts import Description, Fault, UserError
 from runner.memory.adapter import LoRA
 from runner.memory.frozen import FrozenLinear
@@ -80,13 +81,13 @@ def described(description: Description, model: nn.Module) -> Description:
     added = sum(
         layer.r[NAME] * (layer.in_features + layer.out_features) for _, layer in adapted(model)
     )
-    changed: Description = replace(
-        description,  # type: ignore[type-var]
-        params=description.params + added,
-        matmul_params=description.matmul_params + added,
-        frozen_matmul_params=description.matmul_params,
-    )
-    return changed
+    shapes = {field.name: getattr(description, field.name) for field in fields(Shapes)}
+    changed = {
+        "params": description.params + added,
+        "matmul_params": description.matmul_params + added,
+        "frozen_matmul_params": description.matmul_params,
+    }
+    return Shapes(**{**shapes, **changed})
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Decoders of the `transformers` library behind the project's own contract."""
