@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from runner.measure.clock import mark_cost
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.measure.storages import plain_tensors
-from runner.records import RunRecord, dumps, finite, nonfinite, write_atomically
+from runner.precision.conversion import conversion_of, converted_flops
+from runner.records import RunRecord, UpdateRecord, dumps, finite, nonfinite, write_atomically
 from runner.states import STATE, place_of
 from runner.timeline import Timeline
 
@@ -233,6 +235,11 @@ def evidence_of(run: Run) -> dict[str, Any]:
     precision = job.parts.precision
     note("formats", dict(precision.formats), "declared")
     note("numerics", numerics_of(job), "declared")
+    conversion = conversion_of(job.training.model)
+    if conversion is not None:
+        seen_how = "observed" if conversion.visible else "declared"
+        note("converted_layers", conversion.to_json(), seen_how)
+    note("accumulation", precision.formats["accumulate"], _accumulation_known(run))
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in job.training.parameters})
     note("parameter_dtypes", dtypes, "observed")
     note("frozen", frozen_of(job.training.model), "observed")
@@ -259,6 +266,9 @@ def evidence_of(run: Run) -> dict[str, Any]:
         seen = run.trained.dispatched
         note("product_flops_by_operands", dict(seen.flops), "observed")
         note("attention_operators", list(seen.attention_operators), "observed")
+        expected = converted_flops(job.training.model, run.trained.tokens.slots)
+        if expected:
+            note("converted_product_shares", seen.shares_of(expected), "observed")
         model = flops_of(job, run.trained.lengths, run.trained.tokens)
         work = {"model": model, "hardware": seen.total}
         note("update_flops", {**work, "recomputed": seen.recomputed}, "observed")
@@ -272,7 +282,7 @@ def evidence_of(run: Run) -> dict[str, Any]:
             note("mark_s", mark_cost(job.device), "observed")
         scales = [r.loss_scale for r in loop.records if r.loss_scale is not None]
         if scales:
-            note("loss_scale", {"first": scales[0], "last": scales[-1]}, "observed")
+            note("loss_scale", scale_history(loop.records), "observed")
     return found
 
 
@@ -284,6 +294,23 @@ def frozen_of(model: torch.nn.Module) -> dict[str, Any]:
             name = str(tensor.dtype).removeprefix("torch.")
             bytes_by_dtype[name] = bytes_by_dtype.get(name, 0) + tensor.nbytes
     return {"bytes_by_dtype": bytes_by_dtype}
+
+
+def scale_history(records: Sequence[UpdateRecord]) -> dict[str, Any]:
+    """First and last loss scale, and every change as (attempt from which it holds, scale)."""
+    known = [(r.attempt, r.loss_scale) for r in records if r.loss_scale is not None]
+    changes = [new for old, new in pairwise(known) if old[1] != new[1]]
+    return {"first": known[0][1], "last": known[-1][1], "changes": changes}
+
+
+def _accumulation_known(run: Run) -> str:
+    """How the format of sums is known: an emulation adds in FP32 itself; of a GPU's kernels the
+    switches for reduced sums are read back."""
+    if run.emulated:
+        return "observed"
+    on_gpu = run.device is not None and run.device.type == "cuda"
+    switches = any("reduced_precision_reduction" in name for name in run.controls)
+    return "read_back" if on_gpu and switches else "declared"
 
 
 def numerics_of(job: Job) -> dict[str, str]:

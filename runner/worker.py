@@ -43,6 +43,7 @@ from runner.measure.probe import probe
 from runner.measure.profiling import UPDATES, record_timeline
 from runner.outcome import Run, record_of, ridge_of
 from runner.precision.controls import set_controls
+from runner.precision.conversion import conversion_of, converted_flops
 from runner.records import JOURNAL
 from runner.states import read_ticket
 from runner.weights import save_weights
@@ -131,8 +132,12 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     compute = parts.precision.formats["compute"]
     seen = run.trained.dispatched
     lost = parts.precision.may_round_away
-    found = [run.trained.contradiction(may_round_away=lost), seen.contradiction(compute)]
+    found = [run.trained.contradiction(may_round_away=lost)]
     found += [lever.contradiction(seen) for lever in parts.levers.values()]
+    if conversion_of(job.training.model) is None:
+        found.append(seen.contradiction(compute))
+    expected = converted_flops(job.training.model, run.trained.tokens.slots)
+    found.append(seen.conversion_contradiction(expected))
     against = [text for text in found if text]
     if against:
         raise Contradiction(f"evidence: {'; '.join(against)}")

@@ -100,10 +100,16 @@ def test_fake_tensors_count_as_real_ones() -> None:
 
 
 def test_a_product_without_a_formula_is_named_instead_of_passed_over() -> None:
-    a, b = torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8)
-    counted = counted_flops(lambda: torch._int_mm(a, b))
+    a, b = torch.ones(32), torch.ones(32)
+    counted = counted_flops(lambda: torch.dot(a, b))
     assert counted.total == 0
-    assert counted.uncounted == ("aten._int_mm",)
+    assert counted.uncounted == ("aten.dot",)
+
+
+def test_products_of_integers_count_as_any_other() -> None:
+    a, b = torch.ones(32, 40, dtype=torch.int8), torch.ones(40, 24, dtype=torch.int8)
+    counted = counted_flops(lambda: torch._int_mm(a, b))
+    assert (counted.total, counted.uncounted) == (2 * 32 * 40 * 24, ())
 
 
 def test_a_whole_update_leaves_nothing_uncounted() -> None:

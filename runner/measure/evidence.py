@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.measure.flops import cpu_attention_formulas
+from runner.measure.flops import more_formulas
+from runner.precision.conversion import operands_key
+from runner.precision.labels import format_of
 
 OPERANDS = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Operand dtype that a declared compute format stands for, where torch has one."""
@@ -26,8 +29,9 @@ MATH = "math"
 class Dispatched:
     """What one update dispatched.
 
-    flops: hardware FLOPs of matrix products and attention by operand dtypes, for example
-    `bfloat16 x bfloat16`. attention: calls of fused attention kernels by operator name.
+    flops: hardware FLOPs of matrix products and attention by operand formats, for example
+    `bfloat16 x bfloat16`; an emulated operand counts as the format that it is rounded to.
+    attention: calls of fused attention kernels by operator name.
     recomputed: FLOPs among them that a backward pass spent on computing a forward pass again.
     """
 
@@ -61,6 +65,23 @@ class Dispatched:
         seen = ", ".join(f"{key} {n / self.total:.0%}" for key, n in sorted(self.flops.items()))
         return f"compute is declared {compute}, but the matrix products ran as {seen or 'nothing'}"
 
+    def shares_of(self, expected: Mapping[str, int]) -> dict[str, float]:
+        """By operand formats, the FLOPs that ran over those that the converted layers' shapes
+        call for. Above 1 where other layers multiply in the same formats, or some ran again."""
+        return {key: self.flops.get(key, 0) / flops for key, flops in expected.items()}
+
+    def conversion_contradiction(self, expected: Mapping[str, int]) -> str | None:
+        """Why this does not show the products of the converted layers, or None."""
+        shares = self.shares_of(expected)
+        missing = [f"{key} {share:.0%}" for key, share in shares.items() if share < LEAST_SHARE]
+        if not missing:
+            return None
+        seen = ", ".join(f"{key} {n / self.total:.0%}" for key, n in sorted(self.flops.items()))
+        return (
+            f"of the products that the recipe's layers declare ran only {', '.join(missing)}; "
+            f"all that ran: {seen or 'nothing'}"
+        )
+
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs by operand dtypes, and attention kernels, of what runs inside.
@@ -71,7 +92,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        counter = FlopCounterMode(display=False, custom_mapping=cpu_attention_formulas())
+        counter = FlopCounterMode(display=False, custom_mapping=more_formulas())
         self._formulas = counter.flop_registry
         self._flops: Counter[str] = Counter()
         self._attention: Counter[str] = Counter()
@@ -97,7 +118,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operation and note it."""
+        """Run the operation and note it.
+
+        An operation on a library's own kind of tensor is left to that library, whose operations on
+        plain tensors come here in turn: a FP8 product says of itself that it is one of BF16.
+        """
+        if any(takes_over(kind) for kind in types):
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         packet = func.overloadpacket
         formula = self._formulas.get(packet)
@@ -105,7 +132,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fused = "attention" in packet.__name__
             operands = list(operand_dtypes(args, 3 if fused else None))
             flops = formula(*args, **(kwargs or {}), out_val=out)
-            self._flops[" x ".join(operands)] += flops
+            self._flops[operands_key(*operands)] += flops
             if self._backward and torch.is_grad_enabled():
                 self._recomputed += flops
             if fused:
@@ -113,11 +140,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+def takes_over(kind: type) -> bool:
+    """Whether a kind of tensor does its operations itself, by operations on others."""
+    own: Any = getattr(kind, "__torch_dispatch__", None)
+    return own not in (None, torch._C._disabled_torch_dispatch_impl) and kind is not FakeTensor
+
+
 def operand_dtypes(args: Sequence[Any], first: int | None) -> Iterator[str]:
-    """Dtypes of the operands that are multiplied: tensors of two or more dimensions.
+    """Formats of the operands that are multiplied, tensors of two or more dimensions: what they
+    are rounded to where they say so, else their dtype.
 
     A bias is added, not multiplied; of a fused kernel only the `first` arguments are operands.
     """
     for value in args[:first]:
-        if isinstance(value, Tensor) and value.ndim >= 2 and value.is_floating_point():
-            yield str(value.dtype).removeprefix("torch.")
+        numbers = isinstance(value, Tensor) and value.ndim >= 2
+        if numbers and (value.is_floating_point() or value.dtype == torch.int8):
+            yield format_of(value)

@@ -56,7 +56,7 @@ def update_flops(description: Description, lengths: Sequence[int]) -> int:
 
 def counted_flops(run: Callable[[], Any]) -> CountedFlops:
     """Run `run` and count the FLOPs of what it really did, on real or on fake tensors."""
-    counter = FlopCounterMode(display=False, custom_mapping=cpu_attention_formulas())
+    counter = FlopCounterMode(display=False, custom_mapping=more_formulas())
     unknown = Uncounted(counter.flop_registry)
     with unknown, counter:
         run()
@@ -67,6 +67,29 @@ def counted_flops(run: Callable[[], Any]) -> CountedFlops:
         by_operation=by_operation,
         uncounted=tuple(sorted(unknown.names)),
     )
+
+
+def more_formulas() -> dict[Any, Callable[..., int]]:
+    """Formulas for what torch's own table leaves out: attention on a CPU, and products of narrow
+    operands as torch and torchao dispatch them."""
+    found = cpu_attention_formulas()
+    for library, name in (("aten", "_int_mm"), ("aten", "_scaled_mm_v2"), ("torchao", NARROW)):
+        packet = getattr(getattr(torch.ops, library), name, None)
+        if packet is not None:
+            found[packet] = product_flops
+    return found
+
+
+NARROW = "scaled_int8_mm"
+"""torchao's product of INT8 operands; there once its module was imported."""
+
+
+def product_flops(left: Any, right: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    """2 FLOPs a multiply-add of (m, k) times (k, n); k of packed 4-bit operands counts twice."""
+    rows, inner = left.shape if hasattr(left, "shape") else left
+    columns = (right.shape if hasattr(right, "shape") else right)[1]
+    packed = getattr(left, "dtype", None) is torch.float4_e2m1fn_x2
+    return int(2 * rows * inner * columns * (2 if packed else 1))
 
 
 def cpu_attention_formulas() -> dict[Any, Callable[..., int]]:

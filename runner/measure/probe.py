@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
 
 from runner.contracts import Counts, MicroBatch
 from runner.measure.account import MemoryAccount, MemoryTracker
@@ -63,6 +64,11 @@ class Trained:
         return None
 
 
+def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Everything that a model remembers, buffers that are in no weights file included."""
+    return {**model.state_dict(keep_vars=True), **dict(model.named_buffers())}
+
+
 @contextmanager
 def untouched(training: Training) -> Iterator[dict[str, torch.Tensor]]:
     """Run untimed updates inside; afterwards training is as if they had not happened.
@@ -72,8 +78,7 @@ def untouched(training: Training) -> Iterator[dict[str, torch.Tensor]]:
     """
     assert not training.optimizer.state, "untimed updates come before the first real one"
     before = {
-        name: tensor.detach().to("cpu", copy=True)
-        for name, tensor in training.model.state_dict(keep_vars=True).items()
+        name: tensor.detach().to("cpu", copy=True) for name, tensor in _kept(training.model).items()
     }
     masters = {n: tensor.detach().to("cpu", copy=True) for n, tensor in training.masters.items()}
     applied = training.applied.clone()
@@ -86,7 +91,7 @@ def untouched(training: Training) -> Iterator[dict[str, torch.Tensor]]:
             training.optimizer.zero_grad(set_to_none=True)
             training.optimizer.state.clear()
             with torch.no_grad():
-                for name, tensor in training.model.state_dict(keep_vars=True).items():
+                for name, tensor in _kept(training.model).items():
                     tensor.copy_(before[name])
                 for name, tensor in training.masters.items():
                     tensor.copy_(masters[name])

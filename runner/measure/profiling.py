@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.contracts import MicroBatch
-from runner.measure.flops import cpu_attention_formulas
+from runner.measure.flops import more_formulas
 from runner.measure.probe import Silent, untouched
 from runner.step import Training, measured_update
 from runner.timeline import Operation, Span, Timeline, timeline
@@ -118,7 +118,7 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        counter = FlopCounterMode(display=False, custom_mapping=cpu_attention_formulas())
+        counter = FlopCounterMode(display=False, custom_mapping=more_formulas())
         self._formulas = counter.flop_registry
         self.flops: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
