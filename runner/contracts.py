@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 Numerics = Literal["same", "close"]
 """What a part does to the loss curve: `same` up to float rounding, `close` within the margin."""
 
+LiveObjects = Literal[
+    "parameters", "gradients", "optimizer_state", "saved_activations", "scores", "logits"
+]
+"""Live objects that a memory lever can make smaller. `scores`: attention-score-like tensors, of
+(length, length); `logits`: what head and loss make of every token; `saved_activations`: what else
+is kept for the backward pass."""
+
 Split = Literal["train", "eval"]
 
 IGNORE = -100
@@ -472,6 +479,11 @@ class Lever:
     """A choice that changes live memory. A lever overrides the hooks it needs."""
 
     numerics: ClassVar[Numerics] = "same"
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """What this lever makes smaller (specification table 7.2); nothing when it is not pulled.
+        The advice names a lever for these objects only."""
+        return ()
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Faults of this lever against the rest of the resolved config; no torch."""

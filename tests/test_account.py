@@ -7,6 +7,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -567,7 +568,8 @@ def test_fake_tensors_give_the_account_of_real_ones(autocast: bool) -> None:
     ours, theirs = fake.to_json(), real.to_json()
     if autocast:
         # autocast frees its copies of weights in the order of their addresses
-        del ours["curve"], theirs["curve"]
+        for name in ("curve", "by_category"):
+            del ours[name], theirs[name]
     assert ours == theirs
 
 
@@ -586,3 +588,67 @@ def test_forty_eight_layers_take_about_a_second_on_fake_tensors() -> None:
         watched = time.process_time() - start - 2 * plain
     assert account.largest_by_category["parameters"] == 4 * 1_557_611_200
     assert watched - plain < 2.0
+
+
+# --- what a layer keeps (specification equation 7.2) ------------------------------------------
+
+
+SHORT = replace(TINY, positions=40)
+
+
+def kept_by_layers(attention: str, **settings: Any) -> Any:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    model = SHORT.build(0)
+    backend = getattr(SDPBackend, attention)
+    job = Job(model, rows=3, around_forward=lambda: sdpa_kernel(backend), **settings)
+    job.update(Silent())
+    tracker = MemoryTracker(
+        model=model, optimizer=job.optimizer, inputs=[job.ids, job.targets], grids=[(3, 40)]
+    )
+    with tracker:
+        job.update(tracker)
+    return tracker.account().retained
+
+
+def test_a_layer_keeps_the_hidden_sized_tensors_counted_by_hand() -> None:
+    kept = kept_by_layers("FLASH_ATTENTION")
+    # Two normalised inputs, three of queries, keys and values, what attention returned, two sums
+    # of the residual branch, four before and four after the activation function; and for each
+    # token two statistics of each normalisation and one of each head.
+    by_hand = 2 + 3 + 1 + 2 + 4 + 4 + (2 * 2 + SHORT.heads) / SHORT.width
+    assert kept.n_hidden == pytest.approx(by_hand, rel=1e-12)
+    assert kept.n_score == 0
+    assert (kept.layers, kept.rows, kept.length, kept.element_bytes) == (4, 3, 40, 4)
+    assert kept.bytes == pytest.approx(4 * 4 * by_hand * 3 * 40 * 64, rel=1e-12)
+    assert kept.estimate == pytest.approx(kept.bytes, rel=1e-12) and kept.other_bytes == 0
+
+
+def test_separate_products_keep_one_score_tensor_a_layer() -> None:
+    kept = kept_by_layers("MATH")
+    assert kept.n_score == 1
+    scores = 3 * SHORT.heads * 40**2
+    hidden = kept.n_hidden * 3 * 40 * SHORT.width
+    assert kept.bytes == pytest.approx(4 * 4 * (scores + hidden), rel=1e-12)
+
+
+def test_copies_of_weights_are_not_counted_as_activations() -> None:
+    kept = kept_by_layers("FLASH_ATTENTION", autocast=True)
+    matrices = sum(p.numel() for p in SHORT.build(0).blocks.parameters() if p.ndim == 2)
+    assert kept.other_bytes == pytest.approx(2 * matrices, rel=0.01)  # and the biases
+
+
+def test_the_curve_by_category_sums_to_the_curve() -> None:
+    account = Job(SHORT.build(0)).tracked()
+    totals = [point[1] for point in account.curve]
+    columns = zip(*account.by_category.values(), strict=True)
+    assert [sum(column) for column in columns] == totals
+    assert max(account.by_category["saved_activations"]) > 0
+    assert set(account.by_category["parameters"]) == {account.at_peak["parameters"]}
+
+
+def test_the_kind_of_an_object_tells_which_lever_it_needs() -> None:
+    found = {str(item): item.kind for item in Job(SHORT.build(0)).tracked().largest}
+    for text, kind in found.items():
+        assert kind == ("logits" if "in head" in text else "saved_activations"), text
+    assert "logits" in found.values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
-from runner.measure.derive import account_of
-from runner.measure.live import MemoryAccount
-from runner.measure.places import HEAD, Places, bare
+from runner.measure.derive import LayerShapes, account_of
+from runner.measure.live import HEAD, MemoryAccount
+from runner.measure.places import Places, bare
 from runner.measure.storages import Follow, Storages, plain_tensors, resizes_seen
 
 __all__ = ["MemoryAccount", "MemoryTracker"]
@@ -25,7 +25,8 @@ class MemoryTracker:
 
     model, optimizer: what the update trains; the optimizer's state should exist already, as it
     does from the second update on. inputs: tensors of the batch that exist already. masters: by
-    parameter name, what the optimizer changes in its stead; it counts as its state.
+    parameter name, what the optimizer changes in its stead; it counts as its state. grids: (rows,
+    length) of each micro-batch in order, where what a layer keeps is to be told.
 
     Use: `with tracker:` around exactly one update that calls `tracker.enter(phase)` at each phase
     boundary, then `tracker.account()`. Counts what is on the device of the model's first
@@ -41,6 +42,7 @@ class MemoryTracker:
         optimizer: torch.optim.Optimizer | None = None,
         inputs: Iterable[Tensor] = (),
         masters: Mapping[str, Tensor] | None = None,
+        grids: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._storages = Storages(next(model.parameters()).device)
         self._places = Places()
@@ -48,6 +50,7 @@ class MemoryTracker:
         self._names = {p: bare(name) for name, p in model.named_parameters()} | self._masters
         self._optimizer = optimizer
         self._vocab = getattr(getattr(model, "description", None), "vocab", None)
+        self._shapes = layer_shapes(model, grids)
         self._model: nn.Module | None = model
         self._inputs = tuple(inputs)
         self._stack = ExitStack()
@@ -60,7 +63,7 @@ class MemoryTracker:
 
     def account(self) -> MemoryAccount:
         """The account of the update that was watched."""
-        return account_of(self._storages.log)
+        return account_of(self._storages.log, self._shapes)
 
     def __enter__(self) -> MemoryTracker:
         assert self._model is not None, "a tracker watches one update"
@@ -156,6 +159,16 @@ class MemoryTracker:
         if where == HEAD and wide and operation in ("mm", "addmm", "bmm"):
             operation = "logits" if phase == "forward" else "gradient of logits"
         return operation, where
+
+
+def layer_shapes(model: nn.Module, grids: Sequence[tuple[int, int]]) -> LayerShapes | None:
+    """What the count of a layer's tensors needs, from a model that describes itself."""
+    description = getattr(model, "description", None)
+    if description is None or not grids:
+        return None
+    return LayerShapes(
+        layers=description.layers, width=description.width, heads=description.heads, grids=grids
+    )
 
 
 def hook_first(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:

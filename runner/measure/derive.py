@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 
-from runner.measure.live import BEFORE, CATEGORIES, Life, LiveObject, Log, MemoryAccount
+from runner.measure.live import (
+    BEFORE,
+    CATEGORIES,
+    Life,
+    LiveObject,
+    Log,
+    MemoryAccount,
+    Retained,
+)
 
 CURVE_POINTS = 400
 """Most points of the curve of live bytes that a record carries."""
@@ -13,12 +24,13 @@ LARGEST = 10
 """How many live objects at the peak a record names."""
 
 
-def account_of(log: Log) -> MemoryAccount:
-    """Derive every figure of the account from the log."""
+def account_of(log: Log, shapes: LayerShapes | None = None) -> MemoryAccount:
+    """Derive every figure of the account from the log; what a layer keeps needs the shapes."""
     totals = running_totals(log)
     peak = max(range(len(totals)), key=totals.__getitem__, default=-1)
     start = sum(event.delta for event in log.before)
     phases = [log.stretches[event.stretch] for event in log.events]
+    tops = thinned(totals)
     live = live_after(log, peak)
     at_peak = dict.fromkeys(CATEGORIES, 0)
     for life, size in live.items():
@@ -31,7 +43,9 @@ def account_of(log: Log) -> MemoryAccount:
         largest_by_category=category_maxima(log),
         peak_by_phase=phase_maxima(totals, phases),
         largest=largest_objects(live, log),
-        curve=thinned(totals, phases),
+        curve=tuple((top, totals[top], phases[top]) for top in tops),
+        by_category=split(log, tops),
+        retained=None if shapes is None else retained(log, shapes),
     )
 
 
@@ -115,9 +129,97 @@ def largest_objects(live: dict[Life, int], log: Log) -> tuple[LiveObject, ...]:
     )
 
 
-def thinned(totals: Sequence[int], phases: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
-    """At most CURVE_POINTS points, each the maximum of its bucket, so that the peak stays."""
+def thinned(totals: Sequence[int]) -> list[int]:
+    """At most CURVE_POINTS events, each with the maximum of its bucket, so that the peak stays."""
     size = -(-len(totals) // CURVE_POINTS) or 1
     starts = range(0, len(totals), size)
-    tops = [max(range(i, min(i + size, len(totals))), key=totals.__getitem__) for i in starts]
-    return tuple((top, totals[top], phases[top]) for top in tops)
+    return [max(range(i, min(i + size, len(totals))), key=totals.__getitem__) for i in starts]
+
+
+def split(log: Log, places: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Live bytes of each category after the events at `places`, which ascend."""
+    now = dict.fromkeys(CATEGORIES, 0)
+    for event in log.before:
+        if event.life is not None:
+            now[category(event.life, log)] += event.delta
+    wanted = set(places)
+    points: list[tuple[int, ...]] = []
+    for number, event in enumerate(log.events):
+        if event.life is not None:
+            now[category(event.life, log)] += event.delta
+        if number in wanted:
+            points.append(tuple(now.values()))
+    columns = zip(*points, strict=True) if points else ((),) * len(CATEGORIES)
+    return dict(zip(CATEGORIES, columns, strict=True))
+
+
+# --- what a layer keeps (specification equation 7.2) ------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShapes:
+    """layers, width, heads of the model; grids: (rows, length) of each micro-batch in order;
+    path: where layer i lives, up to its number."""
+
+    layers: int
+    width: int
+    heads: int
+    grids: Sequence[tuple[int, int]]
+    path: str = "blocks."
+
+
+def retained(log: Log, shapes: LayerShapes) -> Retained | None:
+    """What the layers keep at the end of the forward pass that keeps most."""
+    kept: dict[int, dict[Life, int]] = {}
+    live: dict[Life, int] = {}
+    for event in log.events:
+        if event.life is not None:
+            live[event.life] = live.get(event.life, 0) + event.delta
+        elif log.stretches[event.stretch - 1] == "forward":
+            kept[event.stretch - 1] = {
+                life: size
+                for life, size in live.items()
+                if size
+                and life.birth == event.stretch - 1
+                and life.where.startswith(shapes.path)
+                and category(life, log) == "saved_activations"
+            }
+    if not kept or len(kept) != len(shapes.grids):
+        return None
+    order = sorted(kept)
+    most = max(order, key=lambda stretch: sum(kept[stretch].values()))
+    rows, length = shapes.grids[order.index(most)]
+    return _retained(kept[most], shapes, rows, length)
+
+
+def _retained(live: Mapping[Life, int], shapes: LayerShapes, rows: int, length: int) -> Retained:
+    tokens = {life: held for life, held in live.items() if of_tokens(life.shape, rows, length)}
+    elements = {"hidden": 0, "score": 0}
+    sizes: Counter[int] = Counter()
+    for life, held in tokens.items():
+        square = life.shape[-2:] == (length, length)
+        by_head = prod(life.shape[:-2]) == rows * shapes.heads
+        elements["score" if square and by_head else "hidden"] += prod(life.shape)
+        sizes[held // prod(life.shape)] += held
+    hidden, score = rows * length * shapes.width, rows * shapes.heads * length**2
+    n_hidden = elements["hidden"] / (shapes.layers * hidden)
+    n_score = elements["score"] / (shapes.layers * score)
+    usual = max(sizes, key=lambda size: sizes[size], default=0)
+    return Retained(
+        layers=shapes.layers,
+        rows=rows,
+        length=length,
+        width=shapes.width,
+        heads=shapes.heads,
+        n_hidden=n_hidden,
+        n_score=n_score,
+        bytes=sum(tokens.values()),
+        other_bytes=sum(live.values()) - sum(tokens.values()),
+        element_bytes=usual,
+        estimate=usual * shapes.layers * (n_hidden * hidden + n_score * score),
+    )
+
+
+def of_tokens(shape: Sequence[int], rows: int, length: int) -> bool:
+    """Whether a tensor has something for every slot of the micro-batch."""
+    return rows * length in shape or (rows in shape and length in shape)

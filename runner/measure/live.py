@@ -21,6 +21,11 @@ CATEGORIES = (
 """What live bytes are for. `parameters` includes buffers; `unattributed` existed before the
 update and belongs to nothing that the account was told of."""
 
+HEAD = "head"
+"""Where the forward pass is when it has left the model: head and loss."""
+
+ACTIVATIONS = ("saved_activations", "temporaries")
+
 BEFORE = "before"
 """Birth phase of what existed before the update."""
 
@@ -95,9 +100,46 @@ class LiveObject:
     birth: str
     death: str | None
 
+    @property
+    def kind(self) -> str:
+        """Which of OBJECTS it is: what a lever must reduce to make it smaller."""
+        if self.where == HEAD and self.category in ACTIVATIONS and len(self.shape) > 1:
+            return "logits"
+        square = len(self.shape) > 2 and self.shape[-1] == self.shape[-2]
+        by_head = len(self.shape) == 4 or self.name in ("bmm", "baddbmm")
+        if square and by_head and self.category in ACTIVATIONS:
+            return "scores"
+        return self.category
+
     def __str__(self) -> str:
         place = f" in {self.where}" if self.where else ""
         return f"{self.category}: {self.name} {self.shape} {self.dtype}{place}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retained:
+    """What the layers keep between the forward and the backward pass of one micro-batch.
+
+    layers, rows, length, width, heads: L, B, T, d and H of specification equation 7.2.
+    n_hidden, n_score: elements kept by a layer over B T d, those of (T, T) tensors over B H T^2:
+    means over the layers, as the model ran. bytes: kept by all layers for their tokens.
+    other_bytes: kept beside that and no larger for more tokens, such as copies of the weights in
+    the format of a product. estimate: bytes by equation 7.3 with these counts and
+    `element_bytes` (b) for every element; where it differs from `bytes`, not every element has
+    that size.
+    """
+
+    layers: int
+    rows: int
+    length: int
+    width: int
+    heads: int
+    n_hidden: float
+    n_score: float
+    bytes: int
+    other_bytes: int
+    element_bytes: int
+    estimate: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +152,9 @@ class MemoryAccount:
     largest_by_category: each category's own maximum, whenever that was.
     peak_by_phase: most bytes live within each phase that occurred.
     largest: the largest live objects at the peak. curve: live bytes over the events of the
-    update, as (event, bytes, phase), thinned to each bucket's maximum.
+    update, as (event, bytes, phase), thinned to each bucket's maximum; by_category: the same
+    points split by category, which sum to the curve's.
+    retained: what one layer keeps for its backward pass, or None where that cannot be told.
     """
 
     peak_bytes: int
@@ -121,6 +165,8 @@ class MemoryAccount:
     peak_by_phase: dict[str, int]
     largest: tuple[LiveObject, ...]
     curve: tuple[tuple[int, int, str], ...]
+    by_category: dict[str, tuple[int, ...]]
+    retained: Retained | None = None
 
     @property
     def largest_live_object(self) -> str:
@@ -132,5 +178,7 @@ class MemoryAccount:
         return asdict(self) | {
             "largest": [asdict(item) | {"text": str(item)} for item in self.largest],
             "largest_live_object": self.largest_live_object,
+            "largest_kind": self.largest[0].kind if self.largest else None,
             "curve": [list(point) for point in self.curve],
+            "by_category": {name: list(points) for name, points in self.by_category.items()},
         }

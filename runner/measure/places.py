@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-HEAD = "head"
-"""Where the forward pass is when it has left the model: head and loss."""
+from runner.measure.live import HEAD
 
 WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
 

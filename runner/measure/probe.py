@@ -134,6 +134,7 @@ def _account(training: Training, micros: Sequence[MicroBatch]) -> MemoryAccount:
         optimizer=training.optimizer,
         inputs=inputs,
         masters=training.masters,
+        grids=[(micro.input_ids.shape[0], micro.input_ids.shape[1]) for micro in micros],
     )
     with tracker:
         measured_update(training, lambda: micros, tracker)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts import Description, Lever, Recipe, Seen
+from runner.contracts import Description, Lever, LiveObjects, Recipe, Seen
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,10 @@ class Attention(Lever):
         if self.backend not in (AUTO, *BACKENDS):
             allowed = ", ".join((AUTO, *BACKENDS))
             raise ValueError(f"backend: given {self.backend}; allowed: {allowed}")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """Only the kernel of separate products keeps scores; `auto` may take it."""
+        return () if self.backend in (AUTO, "math") else ("scores",)
 
     def forward(self) -> AbstractContextManager[Any] | None:
         """Only the chosen kernel may run inside."""

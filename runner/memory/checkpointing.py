@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runner.compiling import OFF
-from runner.contracts import Fault, Lever, Seen
+from runner.contracts import Fault, Lever, LiveObjects, Seen
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +52,10 @@ class Blocks(Lever):
         if self.every < 1:
             raise ValueError(f"every: given {self.every}; allowed: a whole number from 1 up")
 
+    def reduces(self) -> Sequence[LiveObjects]:
+        """What the recomputed blocks would have kept."""
+        return ("saved_activations", "scores")
+
     def apply(self, model: nn.Module) -> None:
         """Wraps the chosen blocks' forward in place; names and parameters stay."""
         for block in list(model.blocks)[:: self.every]:  # type: ignore[arg-type]
@@ -76,6 +80,10 @@ class Selective(Lever):
     def __post_init__(self) -> None:
         if not self.save or not set(self.save) <= set(SAVED):
             raise ValueError(f"save: given {list(self.save)}; allowed: some of {', '.join(SAVED)}")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """What lies between the operators whose outputs are kept."""
+        return ("saved_activations",)
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Compiled code consists of other operators than the ones named here."""
@@ -111,6 +119,10 @@ class Budget(Lever):
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise ValueError(f"share: given {self.share}; allowed: a number from 0 to 1")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """What the compiler finds cheap to compute again."""
+        return ("saved_activations", "scores")
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Only the compiler has a budget."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner.contracts import Lever
+from runner.contracts import Lever, LiveObjects
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,10 @@ class Gradients(Lever):
     def __post_init__(self) -> None:
         if self.clear not in ("none", "zero"):
             raise ValueError(f"clear: given {self.clear}; allowed: none, zero")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """Released gradients are not there in the forward pass."""
+        return ("gradients",) if self.clear == "none" else ()
 
     def clear_gradients(self) -> Callable[[torch.optim.Optimizer], None]:
         """Clearing through the optimizer, over all its parameters."""

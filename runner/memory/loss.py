@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.compiling import OFF
-from runner.contracts import IGNORE, Description, Fault, Lever, Recipe
+from runner.contracts import IGNORE, Description, Fault, Lever, LiveObjects, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,10 @@ class Chunked(Lever):
         if self.tokens < 1:
             raise ValueError(f"tokens: given {self.tokens}; allowed: a whole number from 1 up")
 
+    def reduces(self) -> Sequence[LiveObjects]:
+        """Logits of a chunk are live, not of all tokens."""
+        return ("logits",)
+
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """The number of chunks follows the micro-batch: each would be a graph of its own."""
         return eager_only("chunked", job)
@@ -76,6 +80,10 @@ class Fused(Lever):
     loss to BF16 before they are summed, so that the logged training loss carries an error of
     about 1e-4; gradients and the held-out loss, which is computed in FP32, do not.
     """
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """Logits of a part of the tokens are live at a time."""
+        return ("logits",)
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """torch runs it eagerly inside compiled code."""

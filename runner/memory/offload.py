@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.compiling import OFF
-from runner.contracts import Description, Fault, Lever, Recipe
+from runner.contracts import Description, Fault, Lever, LiveObjects, Recipe
 from runner.memory.nothing import pulled
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ class Activations(Lever):
     def __post_init__(self) -> None:
         if self.min_bytes < 0:
             raise ValueError(f"min_bytes: given {self.min_bytes}; allowed: 0 or more")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """They wait in host memory."""
+        return ("saved_activations", "scores")
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Compiled code and checkpointing keep what they keep by other ways."""
