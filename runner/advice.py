@@ -49,8 +49,9 @@ def options() -> Iterator[Option]:
         node = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(node, dict)
         group, name = path.parent.name, path.stem
-        lever = build(node, key=f"memory.{group}")
-        yield Option(group=group, name=name, node={str(k): v for k, v in node.items()}, lever=lever)
+        named = {str(key): value for key, value in node.items()}
+        lever = build(named, key=f"memory.{group}")
+        yield Option(group=group, name=name, node=named, lever=lever)
 
 
 def possible(option: Option, config: Mapping[str, Any]) -> bool:

@@ -32,6 +32,7 @@ from runner.config import (
 )
 from runner.contracts import Fault, OptimizerBuilder, UserError
 from runner.records import dumps
+from runner.units import ALLOWED, bytes_of
 
 GROUPS = (
     "model",
@@ -57,6 +58,7 @@ NEITHER = (
     "checkpoint",
     "profile",
     "skip_finished",
+    "memory_limit",
 )
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -163,6 +165,7 @@ def _scalar_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
         yield Fault(
             key="clip", given=str(clip), allowed="a positive number or null", next_step="clip=1.0"
         )
+    yield from _limit_fault(config)
     if config["emulate"] and config["profile"]:
         yield Fault(
             key="profile",
@@ -183,6 +186,18 @@ def _quality_faults(quality: Mapping[str, float]) -> Iterable[Fault]:
                 allowed=f"above {low} and below {high}",
                 next_step=f"remove it, or give an allowed quality.{name}",
             )
+
+
+def _limit_fault(config: Mapping[str, Any]) -> Iterable[Fault]:
+    limit = config["memory_limit"]
+    try:
+        good = limit is None or bytes_of(limit) > 0
+    except ValueError:
+        good = False
+    if not good:
+        yield Fault(
+            key="memory_limit", given=str(limit), allowed=ALLOWED, next_step="memory_limit=8GiB"
+        )
 
 
 def _accum_fault(config: Mapping[str, Any]) -> Iterable[Fault]:

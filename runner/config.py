@@ -86,6 +86,7 @@ class Root:
     process: str = "fresh"
     cache: str = "~/.cache/fullstep"
     clip: float | None = 1.0
+    memory_limit: str | None = None
     allow: list[str] = field(default_factory=list)
     eval: EvalConf = field(default_factory=EvalConf)
     compare: CompareConf = field(default_factory=CompareConf)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from runner import accounting, checks
+from runner.advice import levers_against
 from runner.assemble import Job, compiles
 from runner.compiling import Compilations
 from runner.contracts import Counts
@@ -69,7 +70,7 @@ def record_of(run: Run, status: str, message: str) -> RunRecord:
     summary, dropped = finite_only(summary_of(run))
     return RunRecord(
         status=status,
-        message=message,
+        message="; ".join([message, *shortage_of(run)]) if status == "oom" else message,
         command=run.ticket["command"],
         workload_id=run.workload_id,
         setup_id=checks.setup_id(run.config),
@@ -77,13 +78,48 @@ def record_of(run: Run, status: str, message: str) -> RunRecord:
         summary=summary,
         environment=_environment(run),
         sizes=sizes_of(run),
-        memory=run.account.to_json() if run.account else {},
+        memory=memory_of(run),
         evidence=evidence_of(run),
         numerics={"nonfinite_summary": dropped} if dropped else {},
         evaluation=evaluation_of(run),
         diagnosis=diagnosis_of(run),
         job=place_of(run.ticket),
     )
+
+
+def memory_of(run: Run) -> dict[str, Any]:
+    """The memory account, and what would make its largest live object smaller."""
+    if run.account is None:
+        return {}
+    return run.account.to_json() | {"smaller_with": smaller_with(run)}
+
+
+def smaller_with(run: Run) -> list[str]:
+    """Levers and accumulation that reduce the largest live object, as they are typed."""
+    job, account = run.job, run.account
+    if job is None or account is None or not account.largest:
+        return []
+    return levers_against(
+        account.largest[0].kind,
+        run.config,
+        description=job.parts.model.describe(),
+        recipe=job.parts.precision,
+        device=job.device,
+    )
+
+
+def shortage_of(run: Run) -> list[str]:
+    """What an update would have needed, in words, where that is known."""
+    account = run.account
+    if account is None:
+        return []
+    how = "" if account.scaled == 1 else f" (scaled by {account.scaled:g} from the part that fits)"
+    words = [
+        f"an update needs {account.peak_bytes / 2**20:,.1f} MiB in {account.peak_phase}{how}",
+        f"largest live object: {account.largest_live_object}",
+    ]
+    levers = smaller_with(run)
+    return [*words, f"smaller with {', '.join(levers)}"] if levers else words
 
 
 def finite_only(figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:

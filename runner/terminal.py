@@ -244,7 +244,12 @@ def _memory_line(record: RunRecord) -> str:
     if peak is None:
         return ""
     largest = record.memory.get("largest_live_object")
-    return f"peak {human_bytes(peak)}" + (f" · largest live object: {largest}" if largest else "")
+    words = [f"peak {human_bytes(peak)}"]
+    if largest:
+        words.append(f"largest live object: {largest}")
+    if record.memory.get("smaller_with"):
+        words.append(f"smaller with {', '.join(record.memory['smaller_with'])}")
+    return " · ".join(words)
 
 
 def _loss_line(record: RunRecord) -> str:

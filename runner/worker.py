@@ -41,12 +41,16 @@ from runner.loop import Diverged, Loop, Stopped
 from runner.measure.clock import clock_for
 from runner.measure.probe import probe
 from runner.measure.profiling import UPDATES, record_timeline
+from runner.measure.shortage import MemoryLimit, account_of_a_part
 from runner.outcome import Run, record_of, ridge_of
 from runner.precision.controls import set_controls
 from runner.precision.conversion import conversion_of, converted_flops
 from runner.records import JOURNAL
 from runner.states import read_ticket
+from runner.units import bytes_of
 from runner.weights import save_weights
+
+SNAPSHOT = "memory_snapshot.pickle"
 
 
 class Contradiction(Exception):
@@ -79,11 +83,41 @@ def _guarded(run: Run, stop: Callable[[], bool]) -> tuple[str, str]:
         return "killed", str(error)
     except (UserError, Contradiction) as error:
         return "error", str(error)
+    except MemoryLimit as error:
+        return "oom", str(error)
     except BaseException as error:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".strip()
         return ("oom" if _out_of_memory(error) else "error"), text
     return "ok", ""
+
+
+def limit_memory(run: Run, device: torch.device) -> None:
+    """Let torch allocate no more than `memory_limit` on a CUDA device."""
+    limit = run.config["memory_limit"]
+    if limit is None or device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, bytes_of(limit) / total), device)
+
+
+def hold_to_limit(run: Run) -> None:
+    """Raise MemoryLimit on a CPU, whose allocator has no limit, when the account is over it."""
+    limit, account = run.config["memory_limit"], run.account
+    assert run.device is not None
+    if limit is None or account is None or run.device.type == "cuda":
+        return
+    if account.peak_bytes > bytes_of(limit):
+        raise MemoryLimit(f"the account's peak is over memory_limit={limit}")
+
+
+def save_snapshot(run: Run) -> None:
+    """Keep what CUDA's allocator held when memory ran out, for pytorch.org/memory_viz."""
+    assert run.device is not None
+    if run.device.type == "cuda":
+        folder = run.folder / "artifacts"
+        folder.mkdir(exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(folder / SNAPSHOT))  # type: ignore[no-untyped-call]
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -113,6 +147,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     config = run.config
     run.others |= set(other_processes(device))
     run.controls = set_controls(parts.precision.controls())
+    limit_memory(run, device)
     run.say("preparing data")
     corpus = load_corpus(config, parts)
     run.timings["data_s"] = perf_counter() - begin
@@ -127,7 +162,14 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     )
     before = perf_counter()
     eager = config["compile"] == OFF
-    run.account, run.trained = probe(job.training, job.feed.probes(job.updates), account=eager)
+    probes = job.feed.probes(job.updates)
+    try:
+        run.account, run.trained = probe(job.training, probes, account=eager)
+    except torch.OutOfMemoryError:
+        save_snapshot(run)
+        run.account = account_of_a_part(job.training, probes)
+        raise
+    hold_to_limit(run)
     run.timings["probe_s"] = perf_counter() - before
     compute = parts.precision.formats["compute"]
     seen = run.trained.dispatched

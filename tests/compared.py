@@ -9,6 +9,7 @@ from typing import Any
 from runner import checks
 from runner.comparison.runs import ComparedRun
 from runner.contracts import Counts
+from runner.measure.live import CATEGORIES
 from runner.records import PHASES, EvaluationRecord, JournalLine, RunRecord, UpdateRecord
 
 CONFIG: dict[str, Any] = {
@@ -133,6 +134,12 @@ def run(
         },
         "memory": {
             "at_peak": {"parameters": peak * 0.25, "saved_activations": peak * 0.75},
+            "curve": [[0, peak * 0.25, "optimizer"], [1, peak, "forward"], [2, peak, "backward"]],
+            "by_category": {
+                **{name: [0, 0, 0] for name in CATEGORIES},
+                "parameters": [peak * 0.25] * 3,
+                "saved_activations": [0, peak * 0.75, peak * 0.75],
+            },
             "largest_live_object": "saved_activations: log_softmax (256, 272) float32 in head",
         },
         "evidence": {name: {"value": value, "how": "observed"} for name, value in noted.items()},

@@ -15,6 +15,9 @@ SOURCES = sorted((ROOT / "runner").rglob("*.py")) + sorted((ROOT / "models").rgl
 
 RANKS = {
     "runner.contracts": 0,
+    "runner.units": 0,
+    "runner.advice": 4,
+    "runner.measure.shortage": 7,
     "runner.records": 1,
     "runner.states": 1,
     "runner.accounting": 2,

@@ -217,7 +217,7 @@ def test_the_page_needs_nothing_from_elsewhere(full: str) -> None:
 
 
 def test_every_colour_of_a_plot_is_one_that_the_page_defines(full: str) -> None:
-    assert len(plots_of(full)) == 8
+    assert len(plots_of(full)) == 9
     assert "#fe01" not in full
     used = set(re.findall(r"var\(--(\w+)\)", full))
     light, dark = STYLE.split("prefers-color-scheme: dark")
@@ -566,7 +566,7 @@ def rendered(comparison: Comparison, folder: Path, width: int) -> dict[str, Any]
 def test_a_browser_shows_every_plot_within_the_window(tmp_path: Path) -> None:
     for width in (1000, 1400):
         found = rendered(compare(diverging()), tmp_path, width)
-        assert found["plots"] == 8
+        assert found["plots"] == 9
         assert found["small"] == 0 and found["out"] == 0
         assert found["wide"] <= width
         assert found["ink"].startswith("rgb(")

@@ -141,13 +141,25 @@ class RunRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LiveBytes:
+    """Live bytes along one update, as the memory account saw them.
+
+    phases: of each point. categories: bytes of each, by point.
+    """
+
+    phases: Sequence[str]
+    categories: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetupRow:
     """One setup: its runs by seed, and its figures.
 
     name: the shortest that tells the setups apart. figures: median over the runs that ended ok,
         by name in `summary`; eval_loss: their mean.
     conditions: global batch, micro-batch, sequence length, recipe: what every rate stands with.
-    phases: mean exposed seconds of an update by phase. memory: bytes by category at the peak.
+    phases: mean exposed seconds of an update by phase. memory: bytes by category at the peak;
+        live: along the update.
     emulated: whether times would describe an emulation, and are therefore absent.
     """
 
@@ -160,6 +172,7 @@ class SetupRow:
     conditions: Mapping[str, Any]
     phases: Mapping[str, float]
     memory: Mapping[str, int]
+    live: LiveBytes | None
     largest: str | None
     padding_share: float | None
     emulated: bool

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from runner.comparison.curves import held_out_curve, train_curve
-from runner.comparison.results import RunRow, SetupRow
+from runner.comparison.results import LiveBytes, RunRow, SetupRow
 from runner.comparison.runs import ComparedRun
 from runner.comparison.setups import Setup, is_emulated
 from runner.forwarding.runs import is_timed
@@ -28,11 +28,21 @@ def row_of(setup: Setup) -> SetupRow:
         conditions=conditions_of(run),
         phases=_phases([r.sizes for r in done]) if timed else {},
         memory=dict(record.memory.get("at_peak", {})),
+        live=_live(record.memory),
         largest=record.memory.get("largest_live_object"),
         padding_share=record.sizes.get("padding_share"),
         emulated=not timed,
         train=train_curve(setup, timed=timed),
         held_out=held_out_curve(setup, timed=timed),
+    )
+
+
+def _live(memory: Mapping[str, Any]) -> LiveBytes | None:
+    """The account's curve; None where there is none, as in records of an earlier version."""
+    if not memory.get("by_category"):
+        return None
+    return LiveBytes(
+        phases=[phase for _, _, phase in memory["curve"]], categories=memory["by_category"]
     )
 
 

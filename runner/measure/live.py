@@ -155,6 +155,8 @@ class MemoryAccount:
     update, as (event, bytes, phase), thinned to each bucket's maximum; by_category: the same
     points split by category, which sum to the curve's.
     retained: what one layer keeps for its backward pass, or None where that cannot be told.
+    scaled: 1, or the factor by which peak, `at_peak` and `largest` were multiplied because the
+    update itself did not fit.
     """
 
     peak_bytes: int
@@ -167,6 +169,7 @@ class MemoryAccount:
     curve: tuple[tuple[int, int, str], ...]
     by_category: dict[str, tuple[int, ...]]
     retained: Retained | None = None
+    scaled: float = 1.0
 
     @property
     def largest_live_object(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.compiling import OFF
 from runner.config import build
-from runner.contracts import Description, Fault, Lever, Numerics, Recipe
+from runner.contracts import Description, Fault, Lever, LiveObjects, Numerics, Recipe
 from runner.memory.installed import absent
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ class LoRA(Lever):
             raise ValueError(f"dropout: given {self.dropout}; allowed: from 0 to below 1")
         if not self.targets:
             raise ValueError("targets: given []; allowed: parts of the names of matrices")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """The base has neither gradients nor optimizer state."""
+        return ("gradients", "optimizer_state")
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """It adapts trained weights, in a recipe that leaves FP32 parameters to AdamW and SGD."""
@@ -119,6 +123,10 @@ class QLoRA(LoRA):
             raise ValueError(f"base: given {self.base}; allowed: {', '.join(BASES)}")
         if self.block not in (32, 64, 128, 256, 512):
             raise ValueError(f"block: given {self.block}; allowed: 32, 64, 128, 256, 512")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """The frozen base is stored in fewer bits, besides."""
+        return ("parameters", *LoRA.reduces(self))
 
     def _faults(self, job: Mapping[str, Any]) -> Iterator[Fault]:
         yield from super()._faults(job)

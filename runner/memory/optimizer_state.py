@@ -12,6 +12,7 @@ from runner.contracts import (
     Description,
     Fault,
     Lever,
+    LiveObjects,
     Numerics,
     OptimizerBuilder,
     Recipe,
@@ -47,6 +48,10 @@ class LowBit(Lever):
     def __post_init__(self) -> None:
         if self.bits not in BITS:
             raise ValueError(f"bits: given {self.bits}; allowed: {', '.join(map(str, BITS))}")
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """The moments take a half, a quarter or an eighth of their bytes."""
+        return ("optimizer_state",)
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Only AdamW has these moments."""
@@ -85,6 +90,10 @@ class Host(Lever):
     Gradients are copied there after they were clipped, the new weights back before the next
     forward pass; all of that is optimizer time. Unverified on a GPU.
     """
+
+    def reduces(self) -> Sequence[LiveObjects]:
+        """The moments are on the host."""
+        return ("optimizer_state",)
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Only AdamW is computed there."""

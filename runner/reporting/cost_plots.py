@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from runner.comparison.results import Comparison
+from runner.comparison.results import Comparison, LiveBytes
 from runner.records import PHASES
 from runner.reporting import canvas
 from runner.reporting.marks import Mark, marks
@@ -24,6 +25,8 @@ CATEGORIES = (
     "unattributed",
 )
 """Categories of the memory account, in the order of `runner.measure.account`."""
+NAMED = 0.09
+"""Share of an update from which a phase has room for its name."""
 WIDE = 0.06
 """Share of the longest bar from which a part has room for its percentage."""
 GIB = 2**30
@@ -56,6 +59,52 @@ def memory(comparison: Comparison) -> str | None:
         total=lambda t: size(t),
         label="Memory at the peak by category and setup",
     )
+
+
+SHORT = {"forward": "forward", "backward": "backward", "optimizer": "opt."}
+"""Phases that are named on the curve of live bytes; the others are short."""
+
+
+def live_bytes(comparison: Comparison) -> str | None:
+    """Bytes alive along one update by category, one curve below the other on one scale."""
+    found = [(m, m.row.live) for m in marks(comparison) if m.row.live]
+    if not found:
+        return None
+    highest = max(max(map(sum, zip(*live.categories.values(), strict=True))) for _, live in found)
+    scale, unit = (1 / GIB, "GiB") if highest >= GIB else (1 / MIB, "MiB")
+    figure, axes = canvas.blank(0.5 + 0.95 * len(found))
+    row = 1.5 * highest * scale
+    for place, (mark, live) in enumerate(found):
+        _one_curve(axes, live, mark.label, base=-place * row, row=row, scale=scale)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(-(len(found) - 1) * row, 0.93 * row)
+    axes.set_xticks([])
+    canvas.without_y(axes)
+    axes.set_xlabel(f"one update, allocation by allocation; highest {highest * scale:.3g} {unit}")
+    return canvas.svg(figure, "Live bytes along an update by category and setup")
+
+
+def _one_curve(
+    axes: Axes, live: LiveBytes, label: str, *, base: float, row: float, scale: float
+) -> None:
+    count = len(live.phases)
+    x = [place / max(1, count - 1) for place in range(count)]
+    floor = [base] * count
+    for number, name in enumerate(CATEGORIES):
+        top = [low + held * scale for low, held in zip(floor, live.categories[name], strict=True)]
+        axes.fill_between(x, floor, top, color=canvas.PARTS[number], linewidth=0)
+        floor = top
+    axes.text(0, base + 0.83 * row, label, va="center", fontsize=8)
+    starts = [0, *(i for i in range(1, count) if live.phases[i] != live.phases[i - 1]), count]
+    for begin, end in pairwise(starts):
+        if begin:
+            axes.plot([x[begin]] * 2, [base, base + 0.7 * row], color=canvas.LINE, linewidth=0.6)
+        if (end - begin) / count > NAMED and live.phases[begin] in SHORT:
+            middle = (x[begin] + x[end - 1]) / 2
+            axes.text(
+                middle, base + 0.71 * row, SHORT[live.phases[begin]],
+                ha="center", va="center", fontsize=7, color=canvas.SOFT,
+            )  # fmt: skip
 
 
 def _stacked(

@@ -106,6 +106,11 @@ def _cost(comparison: Comparison) -> Sequence[Plot]:
             draw=cost_plots.memory,
             above=chips(dict(zip(categories, canvas.PARTS, strict=True))),
         ),
+        Plot(
+            title="Memory along an update",
+            caption="The same categories over one update of the largest micro-batch, by phase.",
+            draw=cost_plots.live_bytes,
+        ),
     )
 
 
