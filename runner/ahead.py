@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -37,10 +37,22 @@ class Work:
         return found
 
 
+class Draws(Protocol):
+    """Updates one after another. One that knows more of the update that came last than the loop
+    sees has it as `work`."""
+
+    def __iter__(self) -> Iterator[list[MicroBatch]]: ...
+
+    def __next__(self) -> list[MicroBatch]: ...
+
+    def close(self) -> None:
+        """End what runs beside: processes, threads."""
+
+
 class Unpacked(Iterator[list[MicroBatch]]):
     """Updates that processes prepare. work: of the update that came last."""
 
-    def __init__(self, prepared: Iterator[Prepared]) -> None:
+    def __init__(self, prepared: Generator[Prepared, None, None]) -> None:
         self._prepared = prepared
         self.work = Work()
 
@@ -48,6 +60,10 @@ class Unpacked(Iterator[list[MicroBatch]]):
         found = next(self._prepared)
         self.work = Work(data_s=found.seconds)
         return found.micros
+
+    def close(self) -> None:
+        """See `Draws`."""
+        self._prepared.close()
 
 
 class Copied(Iterator[list[MicroBatch]]):
@@ -58,7 +74,7 @@ class Copied(Iterator[list[MicroBatch]]):
     the update that came last. (Written from the documentation; unverified on a GPU.)
     """
 
-    def __init__(self, draws: Iterator[list[MicroBatch]], device: torch.device) -> None:
+    def __init__(self, draws: Draws, device: torch.device) -> None:
         self._draws, self._device = draws, device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._held: tuple[list[MicroBatch], Work] | None = None
@@ -69,6 +85,11 @@ class Copied(Iterator[list[MicroBatch]]):
         self._held = self._copy()
         micros, self.work = current
         return micros
+
+    def close(self) -> None:
+        """See `Draws`."""
+        self._held = None
+        self._draws.close()
 
     def _copy(self) -> tuple[list[MicroBatch], Work]:
         micros = next(self._draws)
@@ -92,7 +113,7 @@ def event(*, timed: bool) -> Any:
     return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
 
-def fed(feed: Feed, device: torch.device) -> Iterator[list[MicroBatch]]:
+def fed(feed: Feed, device: torch.device) -> Draws:
     """The updates of a run for its loop: plainly one after another, unless something is ahead."""
-    draws = Unpacked(feed.ahead()) if feed.workers else feed.draws()
+    draws: Draws = Unpacked(feed.ahead()) if feed.workers else feed.draws()
     return Copied(draws, device) if device.type == "cuda" else draws

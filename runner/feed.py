@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count as numbers_from
@@ -62,7 +62,7 @@ class Feed:
             micro = replace(micro, weights=weights)
         return pinned(micro) if self.pin else micro
 
-    def draws(self, start: int = 0) -> Iterator[list[MicroBatch]]:
+    def draws(self, start: int = 0) -> Generator[list[MicroBatch], None, None]:
         """Update after update without end, from update number `start` of the run on.
 
         A stream that starts later is read from its beginning.
@@ -75,7 +75,7 @@ class Feed:
         for draw in order:
             yield self.collate(draw.indices)
 
-    def ahead(self, start: int = 0) -> Iterator[Prepared]:
+    def ahead(self, start: int = 0) -> Generator[Prepared, None, None]:
         """`draws` with the seconds that each update took to prepare, by processes ahead of time.
 
         The same updates in the same order for any number of processes. Of a stream the processes

@@ -165,6 +165,7 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("tokens/s", _rate_line(record)),
         ("memory", _memory_line(record)),
         ("loss", _loss_line(record)),
+        ("data", _data_line(record)),
         ("updates", _update_line(record)),
         ("lost", _lost_line(record)),
         ("compile", _compile_line(record)),
@@ -262,6 +263,22 @@ def _loss_line(record: RunRecord) -> str:
     if found.get("before") is not None and found.get("last") is not None:
         words.append(f"held-out {found['before']:.4f} -> {found['last']:.4f} nats")
         words.append(f"unigram entropy {found['unigram_entropy']:.4f}")
+    return " · ".join(words)
+
+
+def _data_line(record: RunRecord) -> str:
+    """What of the corpus was cut or left out; nothing where nothing was."""
+    sizes = record.sizes
+    truncated, dropped = sizes.get("examples_truncated"), sizes.get("examples_dropped")
+    if not truncated and not dropped:
+        return ""
+    count, held_out = sizes.get("examples_train"), sizes.get("examples_eval")
+    words = ["a stream" if count is None else f"{count:,} examples", f"{held_out:,} held out"]
+    if truncated:
+        words.append(f"{truncated:,} cut to seq_len")
+    if dropped:
+        reasons = ", ".join(f"{reason} {number:,}" for reason, number in dropped.items())
+        words.append(f"left out: {reasons}")
     return " · ".join(words)
 
 

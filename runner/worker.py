@@ -204,7 +204,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
         )
         run.loop.run()
     finally:
-        del draws  # ends the processes that prepare updates
+        draws.close()
         journal.close()
     run.others |= set(other_processes(device))
     if config["checkpoint"]["final"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.assemble import load_corpus
+from runner.assemble import assemble, choose_device, load_corpus
 from runner.checks import build_parts, job_id, workload_id
 from runner.compose import command_of
 from runner.contracts import UserError
@@ -28,7 +30,9 @@ from runner.data.plain import PlainText
 from runner.data.records import REASONS
 from runner.data.texts import Chat, Text
 from runner.door import parser
+from runner.step import measured_update
 from tests.filed import contents, jsonl, refusal, rows, texts, write
+from tests.support import Quiet
 
 # --- lines and their ends ---------------------------------------------------------------------
 
@@ -472,3 +476,42 @@ def test_where_files_lie_is_no_part_of_the_workload_but_their_stamp_of_the_job(
     assert job_id(one, tmp_path) == before
     write(tmp_path, "t.jsonl", jsonl({"text": "other"}))
     assert job_id(one, tmp_path) != before
+
+
+COMMAND = re.compile(r"^python -m runner (data=.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/data.md"])
+def test_the_commands_of_the_manual_compose_where_the_files_are(page: str, tmp_path: Path) -> None:
+    for name in (
+        "my_folder/x.jsonl",
+        "pairs.jsonl",
+        "chats.jsonl",
+        "a.csv",
+        "b/c.csv",
+        "held_out.csv",
+    ):
+        write(tmp_path, name, jsonl({"body": "a"}))
+    text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")
+    commands = COMMAND.findall(text.replace("/corpora/", f"{tmp_path}/my_folder/"))
+    assert commands
+    for words in map(shlex.split, commands):
+        (plan,) = command_of(parser().parse_args(words), tmp_path).jobs
+        assert plan.config["data"]
+
+
+def test_a_new_users_folder_trains_from_the_command_of_the_manual(tmp_path: Path) -> None:
+    rows = [{"body": f"the {i}th row of my own"} for i in range(400)]
+    write(tmp_path, "my_folder/mine.jsonl", jsonl(*rows))
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    words = shlex.split(COMMAND.findall(readme)[0])
+    words[1] = f"data.files={tmp_path}/my_folder"
+    words += ["updates=3", f"cache={tmp_path}/cache"]
+    (plan,) = command_of(parser().parse_args(words), tmp_path).jobs
+    parts = build_parts(plan.config)
+    device = choose_device("cpu")
+    job = assemble(plan.config, parts, device, load_corpus(plan.config, parts))
+    outcome = measured_update(job.training, lambda: next(job.feed.draws()), Quiet())
+    assert outcome.figures is not None
+    assert outcome.figures[0] == pytest.approx(5.6, abs=0.3)  # ln 272 = 5.6
+    assert outcome.counts.useful == sum(length - 1 for length in outcome.lengths)

@@ -4,9 +4,11 @@ loop (runner/ahead.py, runner/feed.py): the same updates, however they are prepa
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from runner.ahead import Work, fed
+from runner.ahead import Copied, Work, fed
 from runner.compose import command_of
 from runner.contracts import Corpus, Example, MicroBatch, Place, StreamDraw, UserError
 from runner.data import lines
+from runner.data.bpe import Bpe
 from runner.data.jsonl import Jsonl
 from runner.data.order import Numbered, updates_from
 from runner.data.packed import Packed
@@ -29,6 +32,7 @@ from runner.data.stream import ExampleStream
 from runner.door import parser
 from runner.feed import Feed
 from runner.objective import SequenceMean, TokenMean
+from runner.step import to_device
 from tests.filed import END, jsonl, write
 from tests.support import examples
 
@@ -229,6 +233,17 @@ def test_epochs_of_a_stream_are_refused(tmp_path: Path) -> None:
     assert [fault.key for fault in raised.value.faults] == ["epochs"]
 
 
+def test_processes_ahead_may_use_a_tokenizer_that_this_process_has_used(
+    tmp_path: Path, small_blocks: None
+) -> None:
+    """Its threads do not survive a fork; the processes must not wait for them."""
+    corpus = stream_of(tmp_path, tokenizer=Bpe(size=280))
+    assert corpus.eval  # tokenized here, by threads
+    found = [[draw.examples for draw in drawn(corpus, 9, workers=n)] for n in (0, 2)]
+    ids = [[[e.ids.tolist() for e in update] for update in updates] for updates in found]
+    assert ids[0] == ids[1]
+
+
 # --- processes ahead --------------------------------------------------------------------------
 
 
@@ -332,3 +347,78 @@ def test_what_was_prepared_elsewhere_is_the_whole_and_what_was_waited_for_its_pa
     assert Work(data_s=0.5).totals(host) == {"data": 0.5, "transfer": 0.1}
     assert Work(data_s=0.1).totals(host) == host
     assert Work().totals(host) == host
+
+
+def test_closing_what_is_fed_ends_its_processes_though_it_is_held(tmp_path: Path) -> None:
+    for feed in (feed_of(), feed_of(examples=(), stream=stream_of(tmp_path).stream)):
+        before = set(multiprocessing.active_children())
+        draws = fed(replace(feed, workers=2), CPU)
+        next(draws)
+        started = set(multiprocessing.active_children()) - before
+        assert len(started) == 2
+        draws.close()
+        assert not any(process.is_alive() for process in started)
+
+
+# --- copies ahead -----------------------------------------------------------------------------
+
+
+class FakeEvent:
+    """Stands for a CUDA event: remembers on which stream it was recorded."""
+
+    def __init__(self) -> None:
+        self.stream: Any = None
+
+    def record(self, stream: Any) -> None:
+        self.stream = stream
+
+
+def test_copies_are_one_update_ahead_on_their_own_stream_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order of things, without a GPU: events and streams are stand-ins."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "copies")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr("runner.ahead.event", lambda timed: FakeEvent())
+    asked: list[int] = []
+
+    def draws() -> Iterator[list[MicroBatch]]:
+        for number, micros in enumerate(feed_of().draws()):
+            asked.append(number)
+            yield micros
+
+    copied = Copied(draws(), CPU)  # type: ignore[arg-type]
+    plain = feed_of().draws()
+    seen = []
+    for number in range(3):
+        micros = next(copied)
+        assert asked == list(range(number + 2))
+        for micro, expected in zip(micros, next(plain), strict=True):
+            assert micro.ready.stream == "copies"
+            assert micro.input_ids.tolist() == expected.input_ids.tolist()
+            assert micro.counts == expected.counts
+        assert copied.work.copies is not None
+        assert [one.stream for one in copied.work.copies] == ["copies", "copies"]
+        seen.append(copied.work)
+    assert len({id(work) for work in seen}) == 3
+
+
+def test_a_copied_micro_batch_is_waited_for_on_the_stream_that_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (micro, _) = next(feed_of().draws())
+    waits: list[Any] = []
+
+    class Compute:
+        def wait_event(self, event: Any) -> None:
+            waits.append(event)
+
+    compute = Compute()
+    held: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: held.append(stream))
+    ready = object()
+    moved = to_device(replace(micro, ready=ready), torch.device("cuda", 0))
+    assert waits == [ready]
+    assert held == [compute] * len(micro.tensors)
+    assert moved.input_ids is micro.input_ids

@@ -88,6 +88,19 @@ def test_what_is_unknown_is_left_out_or_said_never_zero() -> None:
     assert lines["step time"] == "unknown: no update came after the 5 of warm-up"
 
 
+def test_what_was_cut_or_left_out_is_said_and_nothing_where_nothing_was() -> None:
+    kept = {"examples_train": 1200, "examples_eval": 60}
+    lost = {"examples_truncated": 1234, "examples_dropped": {"null": 2, "broken": 1}}
+    assert "data" not in lines_of(sizes={**SIZES, **kept})
+    assert lines_of(sizes={**SIZES, **kept, **lost})["data"] == (
+        "1,200 examples · 60 held out · 1,234 cut to seq_len · left out: null 2, broken 1"
+    )
+    stream = {**kept, "examples_train": None, "examples_dropped": {"null": 2}}
+    assert lines_of(sizes={**SIZES, **stream})["data"] == (
+        "a stream · 60 held out · left out: null 2"
+    )
+
+
 def test_a_failure_is_in_the_first_line_with_its_reason() -> None:
     failed = replace(WHOLE, status="diverged", message="loss not finite")
     assert summary_lines(failed, title="t", folder=Path())[0] == "t: diverged — loss not finite"
