@@ -426,12 +426,17 @@ class Recipe:
     requirements: ClassVar[Requirements] = Requirements()
     formats: ClassVar[Mapping[str, str]]
 
-    def controls(self) -> Mapping[str, str]:
-        """Backend controls to set, by dotted name under `torch.backends`."""
+    def controls(self) -> Mapping[str, str | bool]:
+        """Backend controls to set, by dotted name under `torch.backends`: FP32 products as IEEE
+        has them, and every sum of a product in FP32 (torch's own defaults add partial sums of
+        FP16 and BF16 products in those formats)."""
         return {
             "cuda.matmul.fp32_precision": "ieee",
             "cudnn.fp32_precision": "ieee",
             "mkldnn.matmul.fp32_precision": "ieee",
+            "cuda.matmul.allow_fp16_reduced_precision_reduction": False,
+            "cuda.matmul.allow_bf16_reduced_precision_reduction": False,
+            "cuda.matmul.allow_fp16_accumulation": False,
         }
 
     def prepare(self, model: nn.Module) -> nn.Module:

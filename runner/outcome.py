@@ -43,7 +43,7 @@ class Run:
     ticket: Mapping[str, Any]
     workload_id: str | None = None
     device: torch.device | None = None
-    controls: Mapping[str, str] = field(default_factory=dict)
+    controls: Mapping[str, str | bool] = field(default_factory=dict)
     job: Job | None = None
     account: MemoryAccount | None = None
     trained: Trained | None = None
@@ -301,6 +301,8 @@ def evidence_of(run: Run) -> dict[str, Any]:
         note("tensors_unchanged", list(run.trained.unchanged), "observed")
         seen = run.trained.dispatched
         note("product_flops_by_operands", dict(seen.flops), "observed")
+        if run.trained.kernels:
+            note("kernels", dict(run.trained.kernels), "observed")
         note("attention_operators", list(seen.attention_operators), "observed")
         expected = converted_flops(job.training.model, run.trained.tokens.slots)
         if expected:

@@ -43,7 +43,7 @@ from runner.measure.probe import probe
 from runner.measure.profiling import UPDATES, record_timeline
 from runner.measure.shortage import MemoryLimit, account_of_a_part
 from runner.outcome import Run, record_of, ridge_of
-from runner.precision.controls import set_controls
+from runner.precision.controls import drift, set_controls
 from runner.precision.conversion import conversion_of, converted_flops
 from runner.records import JOURNAL
 from runner.states import read_ticket
@@ -207,6 +207,9 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
         draws.close()
         journal.close()
     run.others |= set(other_processes(device))
+    drifted = drift(run.controls)
+    if drifted:
+        raise Contradiction(f"evidence: {drifted}")
     if config["checkpoint"]["final"]:
         facts = {"workload_id": run.workload_id, "setup_id": checks.setup_id(config)}
         with parts.precision.evaluation(job.training.model):  # in FP32, masters where there are

@@ -17,7 +17,8 @@ from runner.comparison.results import Comparison, Contrast, Quality
 from runner.comparison.runs import ComparedRun
 from runner.contracts import Counts, UserError
 from runner.records import dumps
-from tests.compared import BF16, COMMAND, evaluation, pairs, run, update
+from runner.reporting.tables import speed_table
+from tests.compared import BF16, COMMAND, FP32_FORMATS, evaluation, pairs, run, update
 
 BASE = (3.0, 3.1, 2.9)
 
@@ -449,6 +450,30 @@ def test_a_recipe_that_ignored_emulate_keeps_its_times() -> None:
     comparison = compare(runs)
     assert set(only(comparison).ratios) >= {"step_s_median", "peak_allocated_bytes"}
     assert not comparison.setups[1].emulated
+
+
+@pytest.mark.parametrize(
+    ("compiled", "compute", "note"),
+    [("off", "fp8", "eager"), ("default", "fp8", ""), ("off", "bf16", ""), ("off", "fp4", "eager")],
+)
+def test_a_speed_ratio_of_narrow_products_from_an_eager_run_says_so(
+    compiled: str, compute: str, note: str
+) -> None:
+    evidence = {"formats": {**FP32_FORMATS, "compute": compute}}
+    runs = [run("precision=fp32", seed, loss) for seed, loss in enumerate(BASE)]
+    config = {**BF16, "compile": compiled}
+    runs += [
+        run("precision=x", seed, loss, step=0.05, config=config, evidence=evidence)
+        for seed, loss in enumerate(BASE)
+    ]
+    comparison = compare(runs, axes={"precision": ["fp32", "x"], "seed": ["0", "1", "2"]})
+    ratios = only(comparison).ratios
+    assert ratios["step_s_median"].note == ratios["useful_tokens_per_s"].note == note
+    assert ratios["peak_allocated_bytes"].note == ""
+    header, rows = speed_table(comparison)
+    shown = dict(zip(header, rows[1], strict=True))["ratio (interval)"]
+    assert shown.startswith("0.500×") and shown.endswith(" eager") == bool(note)
+    assert any("`eager` means" in text for text in comparison.notes) == bool(note)
 
 
 # --- same numerics ----------------------------------------------------------------------------

@@ -50,6 +50,7 @@ RANKS = {
     "runner.measure.account": 4,
     "runner.measure.derive": 4,
     "runner.measure.evidence": 5,
+    "runner.measure.kernels": 4,
     "runner.measure.live": 4,
     "runner.measure.places": 4,
     "runner.measure.storages": 4,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.comparison.quality import has_diverged
-from runner.comparison.setups import Setup, is_emulated
+from runner.comparison.setups import Setup, is_emulated, is_narrow_and_eager
 from runner.records import finite
 
 
@@ -61,6 +61,12 @@ def notes_of(
         notes.append(
             "Emulated setups have no time and no ratio of memory: an emulation is slower and "
             "larger than what it stands for."
+        )
+    if any(is_narrow_and_eager(setup) and not is_emulated(setup) for setup in setups):
+        notes.append(
+            "Beside a ratio, `eager` means FP8 or narrower products without compilation: there "
+            "rounding and scaling are operations of their own, and they usually lose to BF16. "
+            "compile=default is what such recipes are made for."
         )
     for setup in setups:
         notes.extend(f"{setup.name}: {text}" for text in _seed_notes(setup, base))

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runner.comparison.results import METRICS, Contrast, Quality, Ratio
-from runner.comparison.setups import Setup, is_emulated
+from runner.comparison.setups import Setup, is_emulated, is_narrow_and_eager
 from runner.comparison.statistics import holm_levels, p_value, paired
+from runner.forwarding.runs import is_timed
 
+EAGER = "eager"
+"""Beside a ratio of times of FP8 or narrower products that ran without compilation."""
 JUDGED = ("passed", "failed", "unknown")
 """Verdicts beside which a ratio may stand: the same work was done, to its end."""
 
@@ -50,6 +53,9 @@ def with_ratios(
         passed = contrasts[place].verdict.word == "passed"
         level = levels.get((place, metric))
         judged = judge(found, metric, level=level, passed=passed, least=quality.min_effect)
+        pair = (setups[contrasts[place].baseline], setups[contrasts[place].setup])
+        if is_timed(metric) and any(map(is_narrow_and_eager, pair)):
+            judged = replace(judged, note=EAGER)
         ratios.setdefault(place, {})[metric] = judged
     return [replace(c, ratios=ratios.get(place, {})) for place, c in enumerate(contrasts)]
 

@@ -66,6 +66,7 @@ class Ratio:
     low, high: interval at `level`, which Holm's procedure sets; None for one seed.
     outcome: `win`, `better` (clear, but the quality did not pass), `worse`,
         `not distinguishable`, or `one seed`.
+    note: what stands beside the figure wherever it is shown.
     """
 
     value: float
@@ -74,6 +75,7 @@ class Ratio:
     low: float | None = None
     high: float | None = None
     level: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,16 @@ def is_emulated(setup: Setup) -> bool:
     return bool(record.config.get("emulate") if ran is None else ran)
 
 
+NARROW = ("fp8", "fp4", "int8")
+"""Declared compute formats whose rounding and scaling costs much unless it is compiled."""
+
+
+def is_narrow_and_eager(setup: Setup) -> bool:
+    """Whether a setup's products are FP8 or narrower, and its model is not compiled."""
+    compute = (setup.first.evidence("formats") or {}).get("compute")
+    return compute in NARROW and setup.first.record.config.get("compile", "off") == "off"
+
+
 # --- grouping ---------------------------------------------------------------------------------
 
 

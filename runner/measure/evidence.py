@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.measure.flops import more_formulas
+from runner.measure.flops import more_formulas, takes_over
 from runner.precision.conversion import operands_key
 from runner.precision.labels import format_of
 
@@ -138,12 +137,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if fused:
                 self._attention[packet.__name__] += 1
         return out
-
-
-def takes_over(kind: type) -> bool:
-    """Whether a kind of tensor does its operations itself, by operations on others."""
-    own: Any = getattr(kind, "__torch_dispatch__", None)
-    return own not in (None, torch._C._disabled_torch_dispatch_impl) and kind is not FakeTensor
 
 
 def operand_dtypes(args: Sequence[Any], first: int | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -110,6 +111,12 @@ def cpu_attention_formulas() -> dict[Any, Callable[..., int]]:
     }
 
 
+def takes_over(kind: type) -> bool:
+    """Whether a kind of tensor does its operations itself, by operations on others."""
+    own: Any = getattr(kind, "__torch_dispatch__", None)
+    return own not in (None, torch._C._disabled_torch_dispatch_impl) and kind is not FakeTensor
+
+
 class Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes operations that multiply matrices and are not in a table of formulas."""
 
@@ -125,7 +132,9 @@ class Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Note the operation and run it."""
+        """Note the operation and run it; see `takes_over`."""
+        if any(takes_over(kind) for kind in types):
+            return NotImplemented
         packet = func.overloadpacket
         if packet not in self._known and PRODUCTS & set(packet.__name__.split("_")):
             self.names.add(str(packet))

@@ -6,7 +6,7 @@ weights, optimizer state, loss scale, counters and random state are put back bit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +16,7 @@ from torch import nn
 from runner.contracts import Counts, MicroBatch
 from runner.measure.account import MemoryAccount, MemoryTracker
 from runner.measure.evidence import Dispatched, Watch
+from runner.measure.kernels import kernels_of
 from runner.step import Training, measured_update
 
 TRIES = 8
@@ -36,7 +37,8 @@ class Trained:
     parameters: trainable tensors. no_gradient: those whose gradient was missing or all zero in
     every untimed update. unchanged: those that no update changed. applied: whether any update was
     applied at all. dispatched: formats and operators of the last untimed update, over documents
-    of the given lengths and with these counts of tokens.
+    of the given lengths and with these counts of tokens. kernels: on CUDA, the kernels of an
+    update that multiply matrices, counted by name.
     """
 
     parameters: int
@@ -46,6 +48,7 @@ class Trained:
     dispatched: Dispatched
     lengths: tuple[int, ...] = ()
     tokens: Counts = field(default_factory=Counts)
+    kernels: Mapping[str, int] = field(default_factory=dict)
 
     def contradiction(self, *, may_round_away: bool = False) -> str | None:
         """Why this run would not train what it says, or None. With `may_round_away`, weights that
@@ -118,13 +121,19 @@ def probe(
         accounts = [_account(training, micros) for micros in probes] if account else []
         with Watch() as watch:
             watched = measured_update(training, lambda: probes[-1], watch)
+        kernels = _kernels(training, probes[-1]) if training.device.type == "cuda" else {}
         _note_gradients(training, seen)
         trained = replace(
             _trained(training, before, seen, applied, watch.result()),
             lengths=watched.lengths,
             tokens=watched.counts,
+            kernels=kernels,
         )
     return max(accounts, key=lambda found: found.peak_bytes, default=None), trained
+
+
+def _kernels(training: Training, micros: Sequence[MicroBatch]) -> dict[str, int]:
+    return kernels_of(lambda: measured_update(training, lambda: micros, Silent()), training.device)
 
 
 def _account(training: Training, micros: Sequence[MicroBatch]) -> MemoryAccount:

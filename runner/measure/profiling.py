@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.contracts import MicroBatch
-from runner.measure.flops import more_formulas
+from runner.measure.flops import more_formulas, takes_over
 from runner.measure.probe import Silent, untouched
 from runner.step import Training, measured_update
 from runner.timeline import Operation, Span, Timeline, timeline
@@ -130,7 +130,9 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operation and note it; a view moves nothing."""
+        """Run the operation and note it; a view moves nothing. See `takes_over`."""
+        if any(takes_over(kind) for kind in types):
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         name = f"aten::{func.overloadpacket.__name__}"
         formula = self._formulas.get(func.overloadpacket)

@@ -21,10 +21,13 @@ class Autocast(Recipe):
 
     dtype: `bfloat16` or `float16`.
     scaling: dynamic loss scaling, or None. FP16 needs it: its smallest subnormal is 2**-24.
+    reduced_sums: whether a GPU may add partial sums of a product in `dtype`, as torch lets it by
+        default.
     """
 
     dtype: str
     scaling: ScalePolicy | None = None
+    reduced_sums: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in FORMATS:
@@ -34,7 +37,13 @@ class Autocast(Recipe):
     def formats(self) -> Mapping[str, str]:  # type: ignore[override]
         """Declared formats by role."""
         compute = FORMATS[self.dtype]
-        return {"storage": "fp32", "compute": compute, "accumulate": "fp32", "state": "fp32"}
+        sums = f"fp32, partial sums {compute}" if self.reduced_sums else "fp32"
+        return {"storage": "fp32", "compute": compute, "accumulate": sums, "state": "fp32"}
+
+    def controls(self) -> Mapping[str, str | bool]:
+        """Reduced sums where they are asked for."""
+        name = f"cuda.matmul.allow_{FORMATS[self.dtype]}_reduced_precision_reduction"
+        return {**super().controls(), name: self.reduced_sums}
 
     def compute(self, device: torch.device) -> AbstractContextManager[Any]:
         """Autocast on the device's type."""

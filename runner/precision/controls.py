@@ -22,12 +22,15 @@ def _place(name: str) -> tuple[Any, str]:
     return backend, attribute
 
 
-def set_controls(controls: Mapping[str, str]) -> dict[str, str]:
+Controls = Mapping[str, str | bool]
+
+
+def set_controls(controls: Controls) -> dict[str, str | bool]:
     """Set torch's backend controls by dotted name and return them as read back.
 
     Raises RuntimeError when a control does not keep its value.
     """
-    seen = {}
+    seen: dict[str, str | bool] = {}
     for name, value in controls.items():
         backend, attribute = _place(name)
         setattr(backend, attribute, value)
@@ -37,8 +40,23 @@ def set_controls(controls: Mapping[str, str]) -> dict[str, str]:
     return seen
 
 
+def drift(controls: Controls) -> str | None:
+    """Which controls no longer have the value they were given, or None: something in the process
+    has used torch's older flags, or set these itself."""
+    try:
+        found = {name: getattr(*_place(name)) for name in controls}
+    except RuntimeError as error:
+        return f"torch refuses to read its precision controls ({str(error).splitlines()[0]})"
+    changed = [
+        f"torch.backends.{name} is {found[name]!r} at the end, not {value!r}"
+        for name, value in controls.items()
+        if found[name] != value
+    ]
+    return "; ".join(changed) or None
+
+
 @contextmanager
-def controls_set(controls: Mapping[str, str]) -> Iterator[None]:
+def controls_set(controls: Controls) -> Iterator[None]:
     """Set controls inside, and what was there before afterwards."""
     before = {name: getattr(*_place(name)) for name in controls}
     set_controls(controls)

@@ -32,7 +32,7 @@ class Tf32(Recipe):
         "state": "fp32",
     }
 
-    def controls(self) -> Mapping[str, str]:
+    def controls(self) -> Mapping[str, str | bool]:
         """TF32 on CUDA; the CPU's matrix products stay IEEE."""
         return {
             **super().controls(),

@@ -75,11 +75,15 @@ GAINS = {"useful_tokens_per_s": "useful tokens/s", "peak_allocated_bytes": "peak
 def _gains(contrast: Contrast) -> str:
     """Clear ratios in words: wins, and what is worse."""
     words = [
-        f' · <span class="{_class(found)}">{found.value:.3g}× {GAINS[metric]}</span>'
+        f' · <span class="{_class(found)}">{found.value:.3g}× {GAINS[metric]}{_note(found)}</span>'
         for metric, found in contrast.ratios.items()
         if metric in GAINS and found.outcome in ("win", "worse", "better")
     ]
     return "".join(words)
+
+
+def _note(found: Ratio) -> str:
+    return f" ({escape(found.note)})" if found.note else ""
 
 
 def _class(found: Ratio) -> str:

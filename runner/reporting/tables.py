@@ -134,7 +134,8 @@ def _pair_cell(pair: Contrast, metric: str) -> str:
     if found is None:
         return wording.NONE
     word = "" if found.outcome == "not distinguishable" else f" {found.outcome}"
-    return f"{found.value:.3f}×{word}"
+    note = f" {found.note}" if found.note else ""
+    return f"{found.value:.3f}×{word}{note}"
 
 
 def _ratio_cells(found: Contrast | None, metric: str, figure: str) -> list[str]:

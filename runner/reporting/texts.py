@@ -142,7 +142,7 @@ def _record(comparison: Comparison, row: SetupRow) -> dict[str, object]:
     }
     for metric in METRICS:
         result = found.ratios.get(metric) if found else None
-        for part in ("value", "low", "high", "outcome"):
+        for part in ("value", "low", "high", "outcome", "note"):
             record[f"{metric}_ratio_{part}"] = getattr(result, part) if result else None
     reach = found.reach if found else None
     record["seconds_to_baseline_loss"] = reach.seconds if reach else None

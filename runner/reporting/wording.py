@@ -39,9 +39,13 @@ def share(value: float | None) -> str:
 
 
 def ratio(found: Ratio | None) -> str:
-    """`0.51× (0.48–0.54)`, or a dash."""
+    """`0.51× (0.48–0.54)` and its note, or a dash."""
     if found is None:
         return NONE
+    return " ".join(filter(None, (_interval(found), found.note)))
+
+
+def _interval(found: Ratio) -> str:
     if found.low is None or found.high is None:
         return f"{_times(found.value)}×"
     if found.low == found.high:
