@@ -15,6 +15,7 @@ SOURCES = sorted((ROOT / "runner").rglob("*.py")) + sorted((ROOT / "models").rgl
 
 RANKS = {
     "runner.contracts": 0,
+    "runner.formats": 7,
     "runner.units": 0,
     "runner.advice": 4,
     "runner.measure.shortage": 7,

@@ -1,0 +1,42 @@
+"""Tensors rounded to the numbers of a format."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner.precision.formats import Format
+
+
+def round_to(x: Tensor, form: Format, generator: torch.Generator | None = None) -> Tensor:
+    """`x` with every element on a number of the format, in x's own dtype.
+
+    x: float32 or float64, any shape; float64 for fp32 itself. Nearest, ties to even; with a
+    generator one of the two neighbours at random, so that the mean is the value itself (stochastic
+    rounding). Values beyond the largest are clamped or overflow as the format does; NaN stays.
+    """
+    wide = x.double()
+    size = wide.abs()
+    finite = size.isfinite()
+    _, exponent = torch.frexp(torch.where(finite, size, 1.0))
+    exponent = (exponent - 1).clamp(min=form.least_exponent)
+    step = torch.ldexp(torch.ones_like(wide), exponent - form.fraction_bits)
+    counts = size / step  # exact: the step is a power of two
+    if generator is None:
+        counts = counts.round()
+    else:
+        drawn = torch.rand(wide.shape, generator=generator, dtype=wide.dtype, device=wide.device)
+        counts = (counts + drawn).floor()
+    found = counts * step
+    if not form.subnormal:
+        low = torch.where(size <= form.smallest_normal / 2, 0.0, form.smallest_normal)
+        found = torch.where(size < form.smallest_normal, low, found)
+    beyond = (found > form.largest) | ~finite
+    found = torch.where(beyond, _beyond(form), found)
+    return torch.where(wide.isnan(), wide, found.copysign(wide)).to(x.dtype)
+
+
+def _beyond(form: Format) -> float:
+    if form.saturates:
+        return form.largest
+    return torch.inf if form.infinity else torch.nan
