@@ -131,9 +131,21 @@ def load_corpus(config: Mapping[str, Any], parts: Parts) -> Corpus:
     rows = parts.model.describe().vocab
     if corpus.vocab > rows:
         raise UserError(vocab_fault(corpus.vocab, rows))
+    if corpus.stream is not None and getattr(parts.batching, "rearranges", False):
+        raise UserError(stream_fault(type(parts.batching).__name__))
     if corpus.whole_updates and len(corpus.train) < config["batch"]:
         raise UserError(short_fault(corpus, config["batch"]))
     return corpus
+
+
+def stream_fault(name: str) -> Fault:
+    """A batching that looks ahead in the order of examples, over a stream, which has none."""
+    return Fault(
+        key="batching",
+        given=f"{name} choosing the examples of an update, with data.stream=true",
+        allowed="a batching that takes the examples of an update as they come",
+        next_step="batching.window=1, batching=packed, or data.stream=false",
+    )
 
 
 def short_fault(corpus: Corpus, batch: int) -> Fault:

@@ -104,7 +104,7 @@ def check(config: Mapping[str, Any]) -> list[Fault]:
         return faults + list(error.faults)
     faults.extend(_shape_faults(config, parts))
     faults.extend(_role_faults(parts))
-    for part in (parts.data, *parts.levers.values()):
+    for part in (parts.data, parts.batching, *parts.levers.values()):
         if hasattr(part, "conflicts"):
             faults.extend(part.conflicts(config))
     return faults
@@ -318,7 +318,18 @@ def workload_of(config: Mapping[str, Any]) -> dict[str, Any]:
     for group in GROUPS:
         if group in fixed:
             fixed[group] = _split_part(config[group], config["allow"], group)[0]
-    return fixed
+    work = _batching_work(config)
+    return {**fixed, "batching": work} if work else fixed
+
+
+def _batching_work(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the batching that decide which examples an update has."""
+    node = config.get("batching") or {}
+    if TARGET not in node:
+        return {}
+    cls = part_class(node[TARGET], key="batching", allow=config["allow"])
+    named: frozenset[str] = getattr(cls, "workload_keys", frozenset())
+    return {key: node[key] for key in sorted(named) if key in node}
 
 
 def setup_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -274,9 +274,16 @@ class Corpus:
 
 @runtime_checkable
 class Batching(Protocol):
-    """Turns the examples of one update into micro-batches of `size` examples."""
+    """Turns the examples of one update into micro-batches of `size` examples.
 
-    numerics: ClassVar[Numerics]
+    One that decides which examples an update has says so with `rearranges = True` and has
+    `arrange(order, length)`: the order it makes of the plain one (see `runner.data.order`), given
+    the length of an example by its index. Settings that make other work of it are named in its
+    `workload_keys`.
+    """
+
+    @property
+    def numerics(self) -> Numerics: ...
 
     def micro_batches(
         self, examples: Sequence[Example], *, size: int, pad_id: int, seq_len: int

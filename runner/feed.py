@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from runner.contracts import Batching, Example, MicroBatch, Objective, Stream
-from runner.data.order import Numbered, updates_from
+from runner.data.order import Numbered, Order
 from runner.data.processes import prepared_ahead
 
 if TYPE_CHECKING:
@@ -71,9 +71,18 @@ class Feed:
             drawn = self.stream.updates(batch=self.batch, seed=self.seed)
             for found in islice(drawn, start, None):
                 yield self._collated(found.examples)
-        order = updates_from(start, count=len(self.examples), batch=self.batch, seed=self.seed)
-        for draw in order:
-            yield self.collate(draw.indices)
+        order = self.order()
+        for number in numbers_from(start):
+            yield self.collate(order[number].indices)
+
+    def order(self) -> Order:
+        """Which examples each update has: the next `batch`, unless the batching arranges them."""
+        plain = Numbered(len(self.examples), batch=self.batch, seed=self.seed)
+        arrange = getattr(self.batching, "arrange", None)
+        if arrange is None:
+            return plain
+        arranged: Order = arrange(plain, lambda number: self.examples[number].length)
+        return arranged
 
     def ahead(self, start: int = 0) -> Generator[Prepared, None, None]:
         """`draws` with the seconds that each update took to prepare, by processes ahead of time.
@@ -90,7 +99,7 @@ class Feed:
                 micros = self._collated(found.examples)
                 yield Prepared(micros, found.seconds + perf_counter() - begin)
         plain = replace(self, pin=False)
-        order = Numbered(len(self.examples), batch=self.batch, seed=self.seed)
+        order = self.order()
 
         def prepare(number: int) -> Prepared:
             begin = perf_counter()

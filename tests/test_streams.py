@@ -22,7 +22,7 @@ from runner.contracts import Corpus, Example, MicroBatch, Place, StreamDraw, Use
 from runner.data import lines
 from runner.data.bpe import Bpe
 from runner.data.jsonl import Jsonl
-from runner.data.order import Numbered, updates_from
+from runner.data.order import Numbered, order
 from runner.data.packed import Packed
 from runner.data.padded import Padded
 from runner.data.parquet import Parquet
@@ -312,12 +312,14 @@ def test_updates_are_the_same_for_any_number_of_processes(batching: Any, objecti
         assert taken(fed(replace(feed, workers=workers), CPU), 20) == alone
 
 
-def test_updates_by_number_are_those_in_sequence() -> None:
+def test_updates_by_number_are_the_slices_of_each_epochs_order() -> None:
     numbered = Numbered(50, batch=8, seed=3)
-    for number, draw in zip(range(20), updates_from(0, count=50, batch=8, seed=3), strict=False):
+    for number in (6, 0, 13, 7):
+        epoch, index = divmod(number, 7)
         found = numbered[number]
-        assert (found.epoch, found.number) == (draw.epoch, draw.number)
-        assert found.indices.tolist() == draw.indices.tolist()
+        assert (found.epoch, found.number) == (epoch, index)
+        expected = order(50, seed=3, epoch=epoch)[index * 8 : index * 8 + 8]
+        assert found.indices.tolist() == expected.tolist()
 
 
 def test_no_worker_means_nothing_between_the_loop_and_the_feed() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,45 +45,33 @@ def updates_per_epoch(count: int, batch: int) -> int:
     return -(-count // batch)
 
 
-def place(update: int, *, count: int, batch: int) -> tuple[int, int]:
-    """Epoch, and index within it, of the update with this number, both from 0."""
-    return divmod(update, updates_per_epoch(count, batch))
+class Order(Protocol):
+    """Updates by number, from 0, without end."""
 
-
-def updates(
-    count: int, *, batch: int, seed: int, start_epoch: int = 0, start_index: int = 0
-) -> Iterator[Draw]:
-    """The updates from a place on, without end and without replaying those before.
-
-    An update never crosses an epoch's end: the last of an epoch is shorter, never dropped.
-    """
-    per_epoch = updates_per_epoch(count, batch)
-    epoch, index = start_epoch, start_index
-    while True:
-        shuffled = order(count, seed=seed, epoch=epoch)
-        for number in range(index, per_epoch):
-            yield Draw(epoch, number, shuffled[number * batch : (number + 1) * batch])
-        epoch, index = epoch + 1, 0
-
-
-def updates_from(update: int, *, count: int, batch: int, seed: int) -> Iterator[Draw]:
-    """`updates`, starting at the update with this number (from 0)."""
-    epoch, index = place(update, count=count, batch=batch)
-    return updates(count, batch=batch, seed=seed, start_epoch=epoch, start_index=index)
+    def __getitem__(self, update: int) -> Draw: ...
 
 
 class Numbered:
-    """The same updates, looked up by number in any order; keeps one epoch's order at a time."""
+    """Updates of `batch` examples, the next ones in the order of the epoch each.
+
+    An update never crosses an epoch's end: the last of an epoch is shorter, never dropped. Looked
+    up by number without replaying those before; keeps one epoch's order at a time.
+    """
 
     def __init__(self, count: int, *, batch: int, seed: int) -> None:
-        self._count, self._batch, self._seed = count, batch, seed
+        self.count, self.batch, self.seed = count, batch, seed
+        self.per_epoch = updates_per_epoch(count, batch)
         self._epoch = -1
         self._shuffled: NDArray[np.intp] = np.empty(0, dtype=np.intp)
 
-    def __getitem__(self, update: int) -> Draw:
-        epoch, index = place(update, count=self._count, batch=self._batch)
+    def shuffled(self, epoch: int) -> NDArray[np.intp]:
+        """(count,) the examples in the order of an epoch."""
         if epoch != self._epoch:
-            self._shuffled = order(self._count, seed=self._seed, epoch=epoch)
+            self._shuffled = order(self.count, seed=self.seed, epoch=epoch)
             self._epoch = epoch
-        start = index * self._batch
-        return Draw(epoch, index, self._shuffled[start : start + self._batch])
+        return self._shuffled
+
+    def __getitem__(self, update: int) -> Draw:
+        epoch, index = divmod(update, self.per_epoch)
+        start = index * self.batch
+        return Draw(epoch, index, self.shuffled(epoch)[start : start + self.batch])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runner.contracts import IGNORE, Counts, Example, MicroBatch, Numerics
 from runner.data.heads import HeadChoice
+
+if TYPE_CHECKING:
+    from runner.data.order import Numbered, Order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +53,33 @@ class Bucketed(HeadChoice):
 
     The examples of the update are the same, so its gradient is; only padding shrinks, and only
     where there is more than one micro-batch.
+
+    window: 1, or how many updates share out their examples sorted by length. Each epoch still has
+    every example once, but other ones together, so losses differ: numerics are `close`.
     """
 
-    numerics: ClassVar[Numerics] = "same"
+    window: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1:
+            raise ValueError(f"window: given {self.window}; allowed: 1 or more")
+
+    @property
+    def numerics(self) -> Numerics:
+        """`same` as long as no example changes its update."""
+        return "close" if self.rearranges else "same"
+
+    @property
+    def rearranges(self) -> bool:
+        """Whether examples change their update."""
+        return self.window > 1
+
+    def arrange(self, order: Numbered, length: Callable[[int], int]) -> Order:
+        """See `runner.contracts.Batching`."""
+        from runner.data.arranged import Windowed
+
+        return Windowed(order, length, window=self.window) if self.rearranges else order
 
     def micro_batches(
         self, examples: Sequence[Example], *, size: int, pad_id: int, seq_len: int
