@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.contracts import Corpus, Example, UserError
-from runner.data import pipeline
+from runner.data import pipeline, storage
 from runner.data.examples import Chunk, StoredExamples, ends
 from runner.data.prepare import Options
 from runner.data.stats import target_counts
@@ -400,7 +400,10 @@ def test_examples_are_found_across_chunks() -> None:
             examples[outside]
 
 
-def test_a_corpus_of_several_chunks_is_read_back_in_order(tmp_path: Path) -> None:
+def test_a_corpus_of_several_chunks_is_read_back_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "CHUNK_TOKENS", 6000)
     texts = collect(Text(prompt=f"{i:05d}", completion="x" * (i % 5 + 1)) for i in range(4500))
     corpus = load(texts, tmp_path)
     assert isinstance(corpus.train, StoredExamples)
@@ -411,6 +414,42 @@ def test_a_corpus_of_several_chunks_is_read_back_in_order(tmp_path: Path) -> Non
     assert [e.ids.tolist() for e in corpus.train] == [
         [*(row.prompt + row.completion).encode(), END] for row in expected
     ]
+
+
+def resident(file: str) -> int:
+    """KiB of a mapped file that are resident in this process."""
+    found = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        inside = line.endswith(file) if "-" in line.split(" ")[0] else inside
+        if inside and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
+
+
+def test_looking_at_all_of_a_large_file_does_not_make_it_resident(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 MB on disk, in examples of 2,000 tokens; 64 look-ups hold 384 KB and their neighbours."""
+    monkeypatch.setattr(storage, "LARGE", 2**20)
+    monkeypatch.setattr(storage, "RELEASE_EVERY", 64)
+    rng = np.random.default_rng(0)
+    rows = [Example(ids=rng.integers(0, 250, 2000), loss=np.ones(2000, bool)) for _ in range(4000)]
+    with storage.ExampleWriter(tmp_path / "made", 258) as writer:
+        writer.write(rows)
+    examples = storage.read_examples(tmp_path / "made")
+    assert isinstance(examples, storage.ReleasedExamples)
+    first = examples[0]
+    most = 0
+    for number in rng.permutation(4000):
+        assert int(examples[number].ids.sum()) == int(rows[number].ids.sum())
+        most = max(most, resident("made/data.arrow")) if number % 100 == 0 else most
+    assert 0 < most < 16_000
+    assert first.ids.tolist() == rows[0].ids.tolist()
+    monkeypatch.setattr(storage, "RELEASE_EVERY", 10**9)
+    examples = storage.read_examples(tmp_path / "made")
+    assert sum(int(one.loss.sum()) for one in examples) == 4000 * 2000
+    assert resident("made/data.arrow") > 16_000
 
 
 def test_stored_examples_cannot_be_written_to(tmp_path: Path) -> None:

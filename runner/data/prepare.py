@@ -88,8 +88,8 @@ def tokenized(
     found: dict[Split, list[Example]] = {"train": [], "eval": []}
     for sided, whole in zip(rows, encode([sided.row for sided in rows], tokenizer), strict=True):
         parts = pieces(whole, limit=options.seq_len, overlong=options.overlong)
-        lost = sum(part.length for part in parts) < whole.length
-        usable = [part for part in parts if part.useful]
+        lost = options.overlong == "truncate" and whole.length > options.seq_len
+        usable = [part for part in parts if part.loss[1:].any()]
         found[sided.split(options.eval_share)] += usable
         tally.rows += 1
         tally.truncated += lost and bool(usable)
