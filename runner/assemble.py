@@ -142,9 +142,9 @@ def stream_fault(name: str) -> Fault:
     """A batching that looks ahead in the order of examples, over a stream, which has none."""
     return Fault(
         key="batching",
-        given=f"{name} choosing the examples of an update, with data.stream=true",
+        given=f"{name} choosing the examples of an update, with data.streaming=true",
         allowed="a batching that takes the examples of an update as they come",
-        next_step="batching.window=1, batching=packed, or data.stream=false",
+        next_step="batching.window=1, batching=packed, or data.streaming=false",
     )
 
 

@@ -37,9 +37,9 @@ def installed() -> Any:
 class Bpe:
     """Trained on the texts of the training side, once, and kept in the cache.
 
-    size: ids to reach; a small corpus may give fewer. sample: MiB of text, from the corpus's
-    start on, that it is trained on; all of a smaller corpus. Tokens spelled out in a text are
-    text: only the pipeline ends one.
+    size: ids to reach; a small corpus may give fewer. sample: 2^20 characters of text, from the
+        corpus's start on, that it is trained on; all of a smaller corpus. Tokens spelled out in a
+        text are text: only the pipeline ends one.
     """
 
     size: int = 4096
