@@ -121,6 +121,8 @@ def realised(
         raise Unsupported(reason)
     if not config["emulate"]:
         raise Unsupported(f"{reason}; emulate=true runs its rounding here, for its quality alone")
+    if config["compile"] != OFF:
+        raise Unsupported(f"{reason}; its emulation runs eagerly: compile=off with emulate=true")
     return replace(parts, precision=stand_in), reason
 
 

@@ -299,6 +299,8 @@ def evidence_of(run: Run) -> dict[str, Any]:
         note("tensors_trainable", run.trained.parameters, "observed")
         note("tensors_without_gradient", list(run.trained.no_gradient), "observed")
         note("tensors_unchanged", list(run.trained.unchanged), "observed")
+        if run.trained.lost_share is not None:
+            note("updates_lost_share", run.trained.lost_share, "observed")
         seen = run.trained.dispatched
         note("product_flops_by_operands", dict(seen.flops), "observed")
         if run.trained.kernels:

@@ -167,6 +167,7 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("loss", _loss_line(record)),
         ("data", _data_line(record)),
         ("updates", _update_line(record)),
+        ("layers", _layers_line(record)),
         ("lost", _lost_line(record)),
         ("compile", _compile_line(record)),
         ("timeline", _timeline_line(record)),
@@ -285,12 +286,25 @@ def _data_line(record: RunRecord) -> str:
 def _lost_line(record: RunRecord) -> str:
     """Weights that their format was too coarse to change in the untimed updates."""
     names = record.evidence.get("tensors_unchanged", {}).get("value")
-    if not names:
+    share = record.evidence.get("updates_lost_share", {}).get("value")
+    words = [] if share is None else [f"{share:.1%} of the weights with a gradient"]
+    if names:
+        count = record.evidence["tensors_trainable"]["value"]
+        shown = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        words.append(f"{len(names)} of {count} tensors whole ({shown})")
+    if not words:
         return ""
-    count = record.evidence["tensors_trainable"]["value"]
-    return (
-        f"the first updates left {len(names)} of {count} tensors as they were "
-        f"({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}): too small for their format"
+    return f"the first updates left {', '.join(words)} as they were: too small for their format"
+
+
+def _layers_line(record: RunRecord) -> str:
+    """How many layers a recipe converted, and what it left."""
+    found = record.evidence.get("converted_layers", {}).get("value")
+    if not found:
+        return ""
+    left = ", ".join(found["left"])
+    return f"{found['count']} of {found['of']} in the recipe's format" + (
+        f"; left: {left}" if left else ""
     )
 
 

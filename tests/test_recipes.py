@@ -169,3 +169,20 @@ def test_without_emulation_a_sweep_lists_refusals_and_the_others_run(
     told = parent.data.tags["mlflow.note.content"]
     assert told.count("Mxfp8 needs a CUDA device; this job runs on cpu; emulate=true") == 1
     assert [record_of(folder).status for folder in folders(launch)] == ["ok", "unsupported"]
+
+
+def test_an_emulation_is_not_compiled() -> None:
+    chosen = config("precision=mxfp8", "emulate=true", "compile=default")
+    with pytest.raises(Unsupported, match="its emulation runs eagerly: compile=off"):
+        realised(chosen, build_parts(chosen), CPU)
+
+
+@pytest.mark.slow
+def test_narrow_weights_compile_and_train_as_they_do_eagerly() -> None:
+    curves = []
+    for mode in ("off", "default"):
+        job, _ = job_of("precision=int4", f"compile={mode}")
+        draws = job.feed.draws()
+        outcomes = [measured_update(job.training, lambda d=draws: next(d), Quiet()) for _ in "123"]
+        curves.append([o.figures.tolist()[0] for o in outcomes])  # type: ignore
+    assert curves[1] == pytest.approx(curves[0], abs=2e-3)

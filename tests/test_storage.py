@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torchao.optim.quant_utils import _fp32_to_bf16_sr
 
-from runner.contracts import BuiltOptimizer, MicroBatch, Recipe, ScalePolicy
-from runner.measure.probe import probe
+from runner.contracts import BuiltOptimizer, MicroBatch, Recipe, ScalePolicy, UserError
+from runner.measure.probe import lost_share, probe
 from runner.optimizer import AdamW, Sgd
 from runner.precision.bf16_pure import Bf16Pure
 from runner.precision.fp16_master import Fp16Master
@@ -311,3 +311,27 @@ def test_stochastic_rounding_and_compensation_exclude_each_other() -> None:
         Bf16Pure(rounding="stochastic", kahan=True)
     with pytest.raises(ValueError, match="rounding: given up; allowed: nearest, stochastic"):
         Bf16Pure(rounding="up")
+
+
+def test_the_share_of_weights_whose_update_rounded_away_is_counted_by_hand() -> None:
+    before = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0]).bfloat16(), "b": torch.ones(2)}
+    after = torch.tensor([1.0, 2.5, 3.0, 4.0]).bfloat16()
+    after.grad = torch.tensor([1.0, 1.0, 0.0, 1.0]).bfloat16()
+    wide = torch.ones(2)
+    wide.grad = torch.ones(2)
+    assert lost_share([("a", after), ("b", wide)], before) == pytest.approx(2 / 3)
+    assert lost_share([("b", wide)], before) is None
+
+
+def test_small_updates_are_lost_in_pure_bf16_and_not_with_compensation() -> None:
+    shares = []
+    for words in ((), ("precision.rounding=stochastic",)):
+        job = job_of("precision=bf16_pure", "optimizer.lr=1e-5", "schedule=constant", *words)
+        shares.append(probe(job.training, job.feed.probes(2), account=False)[1].lost_share)
+    assert shares[0] is not None and shares[1] is not None
+    assert shares[0] > 0.5 > shares[0] - shares[1] > 0
+
+
+def test_a_compiled_optimizer_and_weights_rounded_one_by_one_are_refused() -> None:
+    with pytest.raises(UserError, match=r"optimizer\.implementation: given compiled"):
+        job_of("precision=bf16_pure", "precision.kahan=true", "optimizer.implementation=compiled")

@@ -38,7 +38,8 @@ class Trained:
     every untimed update. unchanged: those that no update changed. applied: whether any update was
     applied at all. dispatched: formats and operators of the last untimed update, over documents
     of the given lengths and with these counts of tokens. kernels: on CUDA, the kernels of an
-    update that multiply matrices, counted by name.
+    update that multiply matrices, counted by name. lost_share: where weights are stored in fewer
+    bits than FP32, share of those with a gradient that no update changed: it rounded away.
     """
 
     parameters: int
@@ -49,6 +50,7 @@ class Trained:
     lengths: tuple[int, ...] = ()
     tokens: Counts = field(default_factory=Counts)
     kernels: Mapping[str, int] = field(default_factory=dict)
+    lost_share: float | None = None
 
     def contradiction(self, *, may_round_away: bool = False) -> str | None:
         """Why this run would not train what it says, or None. With `may_round_away`, weights that
@@ -176,4 +178,19 @@ def _trained(
         unchanged=tuple(n for n, p in trainable if torch.equal(p.detach().cpu(), before[n])),
         applied=applied,
         dispatched=dispatched,
+        lost_share=lost_share(trainable, before) if applied else None,
     )
+
+
+def lost_share(
+    trained: Sequence[tuple[str, torch.Tensor]], before: Mapping[str, torch.Tensor]
+) -> float | None:
+    """Of the elements of narrow tensors that have a gradient, the share that is as it was."""
+    same = given = 0
+    for name, tensor in trained:
+        if tensor.element_size() < 4 and tensor.grad is not None:
+            reached = tensor.grad != 0
+            kept = tensor.detach() == before[name].to(tensor.device)
+            given += int(reached.sum())
+            same += int((reached & kept).sum())
+    return same / given if given else None

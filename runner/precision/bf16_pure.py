@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.contracts import BuiltOptimizer, OptimizerBuilder, OptimizerPart, Recipe
+from runner.contracts import (
+    BuiltOptimizer,
+    Fault,
+    OptimizerBuilder,
+    OptimizerPart,
+    Recipe,
+    UserError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +81,14 @@ def _build(
 ) -> BuiltOptimizer:
     from runner.precision.storage import StoredInBf16
 
+    if getattr(part, "implementation", "") == "compiled":
+        fault = Fault(
+            key="optimizer.implementation",
+            given="compiled, with weights that are widened and rounded one by one",
+            allowed="fused, foreach or plain",
+            next_step="optimizer.implementation=fused",
+        )
+        raise UserError(fault)
     inner = part.build(model, device)
     return BuiltOptimizer(
         optimizer=StoredInBf16(inner, stochastic=rounding == "stochastic", kahan=kahan),

@@ -57,7 +57,7 @@ def build(part: OptimizerPart, model: nn.Module, device: torch.device) -> BuiltO
 
     masters = Masters(model, torch.float16)
     optimizer = part.build(masters, device)
-    optimizer.register_step_post_hook(lambda *_: masters.write_back())
+    masters.follow(optimizer)
     return BuiltOptimizer(
         optimizer=optimizer, skips_on_device=part.skips_on_device, masters=masters.by_name
     )

@@ -76,8 +76,21 @@ class RoundedLinear(nn.Linear):
             return F.linear(x, self._weight_in_evaluation(), self.bias)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        if torch.compiler.is_compiling():
+            return self._traced(x)
         out: Tensor = RoundedProducts.apply(x, self.weight, self.products)  # type: ignore
         return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def _traced(self, x: Tensor) -> Tensor:
+        """The same arithmetic in operations that a compiler can follow. Only a layer whose weight
+        alone is rounded, once, is ever compiled: an emulation runs eagerly."""
+        policy = self.products.output[1]
+        assert self.products.one_weight and policy is not None
+        narrow = policy.round(self.weight.detach().float())
+        through = self.weight + (narrow - self.weight).detach()
+        return F.linear(
+            x, through.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        )
 
     def _weight_in_evaluation(self) -> Tensor:
         rounded = self.products.output[1]

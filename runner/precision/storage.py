@@ -117,6 +117,16 @@ class Masters(nn.Module):
             register(_hand_over(master))
         object.__setattr__(model, "fp32_masters", self.by_name)
 
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Write the masters back after every step, compiled or not."""
+        step = optimizer.step
+
+        def stepped() -> None:
+            step()
+            self.write_back()
+
+        optimizer.step = stepped  # type: ignore[method-assign, assignment]
+
     @torch.no_grad()
     def write_back(self) -> None:
         """Round every master into the model."""
