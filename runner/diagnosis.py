@@ -27,6 +27,7 @@ class Figures:
 
     shares: exposed share of each phase in the unmarked updates; empty without any.
     host_data_share: host time spent on preparing data over the step, exposed or hidden.
+    copy_share: the same of the copies to the device.
     padding: share of slots that hold no token. peak_bytes, device_bytes: peak and capacity.
     largest_category: category with most bytes at the peak. peak_phase: phase of the peak.
     workers: processes that prepare updates ahead.
@@ -37,6 +38,7 @@ class Figures:
 
     shares: Mapping[str, float] = field(default_factory=dict)
     host_data_share: float | None = None
+    copy_share: float | None = None
     padding: float | None = None
     peak_bytes: float | None = None
     device_bytes: float | None = None
@@ -114,6 +116,8 @@ def _batch_preparation(f: Figures) -> Stage:
 def _transfer(f: Figures) -> Stage:
     share = f.share("transfer")
     figure = f"transfer exposed {share:.1%} of the step"
+    if f.copy_share is not None:
+        figure += f", copies {f.copy_share:.1%}"
     if share <= INPUT_SHARE:
         return Stage(stage="transfer", figure=figure)
     return Stage(

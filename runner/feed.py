@@ -122,7 +122,9 @@ class Feed:
         predecessor. Looks at SCAN_UPDATES updates at most (SCAN_STREAM of a stream).
         """
         limit = min(count, SCAN_UPDATES if self.stream is None else SCAN_STREAM)
-        plain = replace(self, pin=False)
+        # Examples that take their time on purpose are looked at without.
+        examples = getattr(self.examples, "undelayed", self.examples)
+        plain = replace(self, pin=False, examples=examples)
         first: list[MicroBatch] = []
         later: list[MicroBatch] = []
         for number, micros in enumerate(plain.draws()):

@@ -398,6 +398,7 @@ def figures_of(run: Run, job: Job, loop: Loop) -> Figures:
     return Figures(
         shares=accounting.phase_shares(counted),
         host_data_share=sum(u.host["data"] for u in counted) / total if total else None,
+        copy_share=sum(u.host["transfer"] for u in counted) / total if total else None,
         padding=accounting.padding_share(accounting.total_counts(loop.records)),
         peak_bytes=memory_figures(run).get("peak_allocated_bytes"),
         device_bytes=device_bytes(run.device),

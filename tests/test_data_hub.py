@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ import pytest
 from runner.accounting import unigram_entropy
 from runner.contracts import UserError
 from runner.data.hub import Hub
+from runner.data.padded import Padded
 from runner.data.stats import target_counts
 from runner.data.synthetic import Synthetic, entropy_of, probabilities
+from runner.feed import Feed
+from runner.objective import TokenMean
 from tests.filed import texts
 
 CARD = """---
@@ -181,3 +185,24 @@ def test_lengths_beyond_the_limit_are_cut_and_counted() -> None:
 def test_settings_out_of_range_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Synthetic(**changes)
+
+
+def test_a_delay_is_felt_in_training_and_not_in_looking_ahead() -> None:
+    corpus = Synthetic(delay=0.01, examples=50, length=20).load(seq_len=64, cache="")
+    feed = Feed(
+        examples=corpus.train,
+        batching=Padded(),
+        objective=TokenMean(),
+        pad_id=0,
+        seq_len=64,
+        batch=10,
+        micro=10,
+        seed=0,
+    )
+    begin = time.perf_counter()
+    (first,) = feed.probes(5)
+    assert time.perf_counter() - begin < 0.1
+    begin = time.perf_counter()
+    widest = max(next(feed.draws(start))[0].counts.slots for start in range(5))
+    assert time.perf_counter() - begin >= 50 * 0.01
+    assert first[0].counts.slots == widest

@@ -430,26 +430,40 @@ def resident(file: str) -> int:
 def test_looking_at_all_of_a_large_file_does_not_make_it_resident(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """24 MB on disk, in examples of 2,000 tokens; 64 look-ups hold 384 KB and their neighbours."""
-    monkeypatch.setattr(storage, "LARGE", 2**20)
-    monkeypatch.setattr(storage, "RELEASE_EVERY", 64)
+    """24 MB on disk, in 4,000 examples of about 2,000 tokens, in several chunks."""
     rng = np.random.default_rng(0)
-    rows = [Example(ids=rng.integers(0, 250, 2000), loss=np.ones(2000, bool)) for _ in range(4000)]
+    rows = [
+        Example(ids=rng.integers(0, 250, 2000 - i % 7), loss=rng.random(2000 - i % 7) < 0.5)
+        for i in range(4000)
+    ]
+    monkeypatch.setattr(storage, "CHUNK_TOKENS", 2**21)
     with storage.ExampleWriter(tmp_path / "made", 258) as writer:
-        writer.write(rows)
-    examples = storage.read_examples(tmp_path / "made")
-    assert isinstance(examples, storage.ReleasedExamples)
-    first = examples[0]
-    most = 0
-    for number in rng.permutation(4000):
-        assert int(examples[number].ids.sum()) == int(rows[number].ids.sum())
-        most = max(most, resident("made/data.arrow")) if number % 100 == 0 else most
-    assert 0 < most < 16_000
-    assert first.ids.tolist() == rows[0].ids.tolist()
-    monkeypatch.setattr(storage, "RELEASE_EVERY", 10**9)
-    examples = storage.read_examples(tmp_path / "made")
-    assert sum(int(one.loss.sum()) for one in examples) == 4000 * 2000
-    assert resident("made/data.arrow") > 16_000
+        for start in range(0, 4000, 100):
+            writer.write(rows[start : start + 100])
+    assert (writer.examples, writer.tokens) == (4000, sum(row.length for row in rows))
+
+    def agree(examples: Sequence[Example]) -> int:
+        assert len(examples) == 4000
+        for number in rng.permutation(4000).tolist():
+            assert np.array_equal(examples[number].ids, rows[number].ids)
+            assert np.array_equal(examples[number].loss, rows[number].loss)
+        return resident("made/data.arrow")
+
+    mapped = storage.read_examples(tmp_path / "made")
+    assert isinstance(mapped, StoredExamples)
+    assert len(mapped.chunks) == 4
+    assert agree(mapped) > 16_000
+    del mapped
+    monkeypatch.setattr(storage, "LARGE", 2**20)
+    read = storage.read_examples(tmp_path / "made")
+    assert agree(read) == 0
+    assert read[-1].ids.dtype == np.uint16
+    assert read[-1].loss.dtype == np.bool_
+    assert [one.length for one in read[5:9]] == [one.length for one in rows[5:9]]
+    with pytest.raises(IndexError):
+        read[4000]
+    with pytest.raises(ValueError, match="read-only"):
+        read[0].ids[0] = 0
 
 
 def test_stored_examples_cannot_be_written_to(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ def test_input_that_delays_the_step_is_advised_on_by_what_is_ahead_already() -> 
     assert "compare data.workers=2" in alone.advice
     ahead = stages(Figures(shares=shares, host_data_share=1.3, workers=2))[0]
     assert "compare data.workers=4" in ahead.advice
+    copied = stages(Figures(shares={**shares, "transfer": 0.01}, copy_share=0.2))[1]
+    assert copied.figure == "transfer exposed 1.0% of the step, copies 20.0%"
     assert ahead.figure == (
         "data exposed 40.0% of the step, host work 130.0%, by 2 processes ahead"
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -12,14 +14,12 @@ import numpy as np
 
 from runner.contracts import Example
 from runner.data.cache import LARGE
-from runner.data.examples import Chunk, StoredExamples, stored
+from runner.data.examples import StoredExamples, stored
 from runner.data.tokenizer import id_type
 
 CHUNK_TOKENS = 2**24
 """Tokens after which a record batch is written. Opening a file looks at a few pages of each batch,
 so few and large ones keep what is resident small."""
-RELEASE_EVERY = 1024
-"""Look-ups in a large file after which its pages are given back; each may hold some 200 KiB."""
 FILE = "data.arrow"
 """`datasets.Dataset.from_file` opens it: an Arrow IPC stream with the columns `ids` and `loss`."""
 
@@ -91,36 +91,58 @@ def _lists(offsets: Any, values: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-class ReleasedExamples(StoredExamples):
-    """Examples of a large file, whose pages are given back as they add up.
+class ReadExamples(Sequence[Example]):
+    """Examples of a large file, each read when it is looked up.
 
-    A page of a mapped file stays resident once it was looked at, with its neighbours; what is
-    given back is read again, from the system's cache, by whoever still looks at it.
+    A mapped file would become resident page by page, with the neighbours of every page that was
+    looked at: most of a large corpus after some thousand random look-ups. Only where examples
+    begin is kept in memory, four bytes for each.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], release: Callable[[], None]) -> None:
-        super().__init__(chunks)
-        self._release = release
-        self._looked = 0
+    def __init__(self, path: Path, mapped: StoredExamples, base: int) -> None:
+        """mapped: views of the mapped file, which begins at the address `base`."""
+        self._file = path.open("rb", buffering=0)
+        self._types = [(chunk.ids.dtype, chunk.loss.dtype) for chunk in mapped.chunks]
+        self._at = [
+            (chunk.ids.ctypes.data - base, chunk.loss.ctypes.data - base) for chunk in mapped.chunks
+        ]
+        self._offsets = [np.array(chunk.offsets) for chunk in mapped.chunks]
+        self._starts = mapped.starts
+
+    def __len__(self) -> int:
+        return self._starts[-1]
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
     @overload
     def __getitem__(self, index: slice) -> list[Example]: ...
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        self._looked += 1
-        if self._looked % RELEASE_EVERY == 0:
-            self._release()
-        return super().__getitem__(index)
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        number = bisect_right(self._starts, place) - 1
+        row = place - self._starts[number]
+        start, end = self._offsets[number][row : row + 2].tolist()
+        columns = zip(self._at[number], self._types[number], strict=True)
+        ids, loss = (self._read(at, kind, start, end) for at, kind in columns)
+        return Example(ids=ids, loss=loss)
+
+    def _read(self, at: int, kind: np.dtype[Any], start: int, end: int) -> Any:
+        """Values `start` to `end` of the array that begins at byte `at` of the file."""
+        size = kind.itemsize
+        # With a place of its own, a read is safe in processes that share the file.
+        data = os.pread(self._file.fileno(), (end - start) * size, at + start * size)
+        return np.frombuffer(data, dtype=kind)
 
 
-def read_examples(folder: Path) -> StoredExamples:
-    """The examples of a folder, memory-mapped: what is not looked at takes no memory."""
+def read_examples(folder: Path) -> Sequence[Example]:
+    """The examples of a folder: of a small file views of its pages, of a large one read singly."""
     import pyarrow as pa
 
-    with (folder / FILE).open("rb") as file:
+    path = folder / FILE
+    with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     found = stored(pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(mapped))).read_all())
-    if len(mapped) < LARGE or not hasattr(mmap, "MADV_DONTNEED"):
+    if len(mapped) < LARGE:
         return found
-    return ReleasedExamples(found.chunks, lambda: mapped.madvise(mmap.MADV_DONTNEED))
+    return ReadExamples(path, found, np.frombuffer(mapped, dtype=np.uint8).ctypes.data)

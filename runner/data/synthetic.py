@@ -131,13 +131,13 @@ def examples_of(ids: NDArray[np.int32], edges: NDArray[np.int64]) -> StoredExamp
 
 
 class Delayed(Sequence[Example]):
-    """Examples that take their time."""
+    """Examples that take their time; `undelayed` are the same without."""
 
     def __init__(self, examples: Sequence[Example], seconds: float) -> None:
-        self._examples, self._seconds = examples, seconds
+        self.undelayed, self._seconds = examples, seconds
 
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self.undelayed)
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -147,4 +147,4 @@ class Delayed(Sequence[Example]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         time.sleep(self._seconds)
-        return self._examples[index]
+        return self.undelayed[index]
