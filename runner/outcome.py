@@ -23,6 +23,7 @@ from runner.forwarding.runs import is_timed
 from runner.loop import Loop
 from runner.measure.account import MemoryAccount
 from runner.measure.clock import mark_cost
+from runner.measure.gradients import GradientProbe
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.measure.storages import plain_tensors
@@ -47,6 +48,7 @@ class Run:
     job: Job | None = None
     account: MemoryAccount | None = None
     trained: Trained | None = None
+    gradients: GradientProbe | None = None
     loop: Loop | None = None
     timeline: Timeline | None = None
     others: set[int] = field(default_factory=set)
@@ -80,7 +82,7 @@ def record_of(run: Run, status: str, message: str) -> RunRecord:
         sizes=sizes_of(run),
         memory=memory_of(run),
         evidence=evidence_of(run),
-        numerics={"nonfinite_summary": dropped} if dropped else {},
+        numerics=numerics_found(run, dropped),
         evaluation=evaluation_of(run),
         diagnosis=diagnosis_of(run),
         job=place_of(run.ticket),
@@ -120,6 +122,14 @@ def shortage_of(run: Run) -> list[str]:
     ]
     levers = smaller_with(run)
     return [*words, f"smaller with {', '.join(levers)}"] if levers else words
+
+
+def numerics_found(run: Run, dropped: Mapping[str, str]) -> dict[str, Any]:
+    """What the formats did to the numbers; what of the summary was not finite."""
+    found: dict[str, Any] = {"nonfinite_summary": dropped} if dropped else {}
+    if run.gradients is not None:
+        found["gradient_probe"] = run.gradients.to_json()
+    return found
 
 
 def finite_only(figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:

@@ -168,6 +168,7 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("data", _data_line(record)),
         ("updates", _update_line(record)),
         ("layers", _layers_line(record)),
+        ("gradient", _gradient_line(record)),
         ("lost", _lost_line(record)),
         ("compile", _compile_line(record)),
         ("timeline", _timeline_line(record)),
@@ -305,6 +306,22 @@ def _layers_line(record: RunRecord) -> str:
     left = ", ".join(found["left"])
     return f"{found['count']} of {found['of']} in the recipe's format" + (
         f"; left: {left}" if left else ""
+    )
+
+
+def _gradient_line(record: RunRecord) -> str:
+    """How the recipe's gradient agrees with FP32's, and the group that agrees least."""
+    found = record.numerics.get("gradient_probe")
+    if not found:
+        return ""
+    whole = found["gradient"]
+    if whole["cosine"] is None:
+        return "not finite, or zero, in the untimed updates"
+    errors = {n: g["relative_error"] for n, g in found["groups"].items() if g["cosine"] is not None}
+    worst = max(errors, key=lambda name: errors[name])
+    return (
+        f"against FP32: error {whole['relative_error']:.2e} · cosine {whole['cosine']:.5f} · norm "
+        f"{whole['norm_ratio']:.4f}× · worst {worst} {errors[worst]:.2e}"
     )
 
 

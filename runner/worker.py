@@ -39,6 +39,7 @@ from runner.journal import Journal
 from runner.locking import exclusive
 from runner.loop import Diverged, Loop, Stopped
 from runner.measure.clock import clock_for
+from runner.measure.gradients import measured_gradients
 from runner.measure.probe import probe
 from runner.measure.profiling import UPDATES, record_timeline
 from runner.measure.shortage import MemoryLimit, account_of_a_part
@@ -183,6 +184,11 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     against = [text for text in found if text]
     if against:
         raise Contradiction(f"evidence: {'; '.join(against)}")
+    if parts.precision.numerics == "close":
+        begin_s = perf_counter()
+        micros = job.feed.probes(job.updates)[-1]
+        run.gradients = measured_gradients(job.training, parts.precision, micros)
+        run.timings["gradients_s"] = perf_counter() - begin_s
     if config["profile"]:
         profiled = [next(job.feed.draws(start)) for start in range(UPDATES)]
         artifacts = run.folder / "artifacts"

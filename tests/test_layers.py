@@ -51,6 +51,7 @@ RANKS = {
     "runner.measure.account": 4,
     "runner.measure.derive": 4,
     "runner.measure.evidence": 5,
+    "runner.measure.gradients": 7,
     "runner.measure.kernels": 4,
     "runner.measure.live": 4,
     "runner.measure.places": 4,

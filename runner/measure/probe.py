@@ -152,6 +152,11 @@ def _account(training: Training, micros: Sequence[MicroBatch]) -> MemoryAccount:
     return tracker.account()
 
 
+def applied_once(training: Training, micros: Sequence[MicroBatch]) -> bool:
+    """Untimed updates until one is applied, TRIES at most; whether one was."""
+    return any(_update(training, micros, set()) for _ in range(TRIES))
+
+
 def _update(training: Training, micros: Sequence[MicroBatch], seen: set[str]) -> bool:
     outcome = measured_update(training, lambda: micros, Silent())
     _note_gradients(training, seen)
