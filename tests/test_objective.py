@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from runner.contracts import IGNORE, Counts, Example, MicroBatch, Objective
-from runner.data.padded import Padded
+from runner.contracts import IGNORE, Batching, Counts, Example, MicroBatch, Objective
+from runner.data.packed import Packed
+from runner.data.padded import Bucketed, Padded, PaddedMax
+from runner.data.token_budget import TokenBudget
 from runner.objective import ClassWeighted, SequenceMean, TokenMean
 
 VOCAB = 16
@@ -159,3 +163,41 @@ def test_class_weighted_refuses_a_weight_that_is_no_weight(weight: float) -> Non
 def test_class_weighted_refuses_a_negative_token_such_as_the_ignored_target() -> None:
     with pytest.raises(ValueError, match="allowed: token ids"):
         ClassWeighted(classes={IGNORE: 1.0})
+
+
+BATCHINGS: list[Batching] = [
+    PaddedMax(),
+    Padded(),
+    Bucketed(),
+    Packed(),
+    TokenBudget(tokens=9),
+    TokenBudget(tokens=5),
+]
+
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=repr)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_objectives_by_hand_in_every_batching_and_split(batching: Batching, size: int) -> None:
+    """Tokens 0, 1, 2, 3 have probabilities 1/8, 1/2, 1/4, 1/8: their losses are 3, 1, 2, 3 ln 2.
+
+    Targets 1 1; 3; 2 2 3 1: sums 2, 3, 8 over 2, 1, 4 targets. Over targets 13 / 7; over examples
+    (1 + 3 + 2) / 3; with weight 2 for token 3, (2 + 6 + 11) / (2 + 2 + 5).
+    """
+    chosen = [row([0, 1, 1]), row([0, 3]), row([0, 2, 2, 3, 1])]
+    micros = batching.micro_batches(chosen, size=size, pad_id=1, seq_len=8)
+    logits = torch.tensor([1 / 8, 1 / 2, 1 / 4, 1 / 8], dtype=torch.float64).log()
+
+    def loss(objective: Objective) -> float:
+        total = 0.0
+        for micro in micros:
+            there = logits.expand(*micro.targets.shape, 4).transpose(1, 2)
+            losses = torch.nn.functional.cross_entropy(
+                there, micro.targets, reduction="none", ignore_index=IGNORE
+            )
+            weights = objective.weights(micro)
+            total += float((losses if weights is None else losses * weights).sum())
+        return total / objective.denominator(micros) / math.log(2)
+
+    assert loss(TokenMean()) == pytest.approx(13 / 7, rel=1e-6)
+    assert loss(SequenceMean()) == pytest.approx(2, rel=1e-6)
+    assert loss(ClassWeighted(classes={3: 2.0}, other=1.0)) == pytest.approx(19 / 9, rel=1e-6)
