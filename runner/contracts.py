@@ -215,7 +215,8 @@ START = Place()
 class Stream(Protocol):
     """A training split that is read and tokenized while it is trained on.
 
-    truncated, dropped: examples cut and left out, as far as the first epoch was read.
+    truncated, dropped: examples cut and left out, as far as the pass that was begun last has read
+    the first epoch.
     """
 
     @property

@@ -183,6 +183,9 @@ def test_what_a_stream_truncates_is_counted_as_it_is_read(tmp_path: Path) -> Non
     assert corpus.stream.truncated == 0
     drawn(corpus, 9)
     assert corpus.stream.truncated == 20
+    feed_of(examples=(), stream=corpus.stream).probes(2)  # another pass, as before training
+    drawn(corpus, 9, workers=1)
+    assert corpus.stream.truncated == 20
 
 
 def test_an_epoch_with_nothing_to_train_on_ends_the_job(tmp_path: Path) -> None:

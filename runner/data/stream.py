@@ -118,7 +118,9 @@ class ExampleStream:
     def updates(
         self, *, batch: int, seed: int, place: Place = START, workers: int = 0, prefetch: int = 2
     ) -> Iterator[StreamDraw]:
-        """See `runner.contracts.Stream`."""
+        """See `runner.contracts.Stream`. What is counted is counted anew by each pass."""
+        self.truncated = 0
+        self.dropped.clear()
         numbers = self._numbers(seed, place)
         blocks: Iterator[Iterator[Piece]] = map(self.pieces, numbers)
         if workers:
