@@ -262,6 +262,20 @@ def test_a_faulty_row_of_a_table_is_named(content: str, words: str, tmp_path: Pa
     assert words in refusal(Csv(files=str(write(tmp_path, "x.csv", content))))
 
 
+@pytest.mark.parametrize(("word", "letter"), [("tab", "\t"), (r"\t", "\t"), ('";"', ";")])
+def test_a_delimiter_can_be_typed(word: str, letter: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "x.csv", f"id{letter}text\n1{letter}a, b\n")
+    words = ["data=csv", f"data.files={path}", f"data.delimiter={word}"]
+    (plan,) = command_of(parser().parse_args(words), tmp_path).jobs
+    assert contents(build_parts(plan.config).data) == ["a, b"]
+
+
+@pytest.mark.parametrize("delimiter", ["", "ab", '"', "\n"])
+def test_what_cannot_delimit_is_refused(delimiter: str) -> None:
+    with pytest.raises(ValueError, match="delimiter: given"):
+        Csv(files="x", delimiter=delimiter)
+
+
 def test_a_field_longer_than_the_csv_module_allows_is_read(tmp_path: Path) -> None:
     before = csv.field_size_limit()
     long = "x" * (before + 1)

@@ -29,8 +29,8 @@ def long_fields() -> Iterator[None]:
 class Csv(FieldFiles):
     """A header line with the names of the columns, then a row per record, quoted by `"`.
 
-    Every value is text: `007` keeps its zeros and `NA` is two letters. delimiter: one character;
-    a tabulator for TSV.
+    Every value is text: `007` keeps its zeros and `NA` is two letters. delimiter: one character,
+    or `tab`.
     """
 
     suffix: ClassVar[str] = ".csv"
@@ -38,8 +38,13 @@ class Csv(FieldFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
-            raise ValueError(f"delimiter: given {self.delimiter!r}; allowed: one character")
+        if len(self.separator) != 1 or self.separator in '"\r\n':
+            raise ValueError(f"delimiter: given {self.delimiter!r}; allowed: one character, or tab")
+
+    @property
+    def separator(self) -> str:
+        """The character that the delimiter means; a tabulator cannot be typed as it is."""
+        return "\t" if self.delimiter in ("tab", r"\t") else self.delimiter
 
     def blocks(self, path: Path) -> Sequence[Block]:
         """The file as a whole: a line break inside quotes cannot be told from the middle."""
@@ -49,7 +54,7 @@ class Csv(FieldFiles):
         """See `Files`. The number of a record is that of its first line."""
         opened = block.path.open(newline="", encoding="utf-8-sig", errors="surrogateescape")
         with long_fields(), opened as file:
-            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
+            reader = csv.reader(file, delimiter=self.separator, strict=True)
             header: list[str] | None = None
             while True:
                 line = reader.line_num + 1

@@ -189,7 +189,7 @@ class FileSource:
     def reading(self) -> dict[str, Any]:
         """How the files are read: all that decides the rows besides their bytes."""
         part = self.part
-        own = {"delimiter": getattr(part, "delimiter", None), "rows": getattr(part, "rows", None)}
+        own = {"separator": getattr(part, "separator", None), "rows": getattr(part, "rows", None)}
         fields = [
             part.fields.text,
             part.fields.prompt,
