@@ -23,6 +23,7 @@ from runner.config import (
     CheckpointConf,
     CompareConf,
     EvalConf,
+    NumericsConf,
     QualityConf,
     Root,
     build,
@@ -59,6 +60,7 @@ NEITHER = (
     "profile",
     "skip_finished",
     "memory_limit",
+    "numerics",
 )
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -117,6 +119,7 @@ def _unknown_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
         "eval.": EvalConf,
         "quality.": QualityConf,
         "checkpoint.": CheckpointConf,
+        "numerics.": NumericsConf,
         "compare.": CompareConf,
     }
     for prefix, schema in places.items():
@@ -140,7 +143,7 @@ def _at_least(config: Mapping[str, Any], key: str, least: int) -> Iterable[Fault
 
 def _scalar_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
     lowest = {"batch": 1, "accum": 1, "updates": 1, "epochs": 1, "warmup": 0, "seed": 0}
-    lowest |= {"seq_len": 2, "eval.every": 1, "eval.examples": 1}
+    lowest |= {"seq_len": 2, "eval.every": 1, "numerics.every": 1, "eval.examples": 1}
     for key, least in lowest.items():
         yield from _at_least(config, key, least)
     yield from _accum_fault(config)

@@ -43,6 +43,15 @@ class CheckpointConf:
 
 
 @dataclass
+class NumericsConf:
+    """What a recipe does to the numbers. `probe`: output and gradients against FP32, before the
+    first update. `every`: applied updates between looks at what rounding does, None for never."""
+
+    probe: bool = True
+    every: int | None = None
+
+
+@dataclass
 class QualityConf:
     """The quality check: `margin` in nats, `confidence` of the t bound, `min_effect` of a win."""
 
@@ -91,6 +100,7 @@ class Root:
     eval: EvalConf = field(default_factory=EvalConf)
     compare: CompareConf = field(default_factory=CompareConf)
     quality: QualityConf = field(default_factory=QualityConf)
+    numerics: NumericsConf = field(default_factory=NumericsConf)
     checkpoint: CheckpointConf = field(default_factory=CheckpointConf)
 
 

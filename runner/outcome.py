@@ -154,6 +154,7 @@ def summary_of(run: Run) -> dict[str, float]:
         return {}
     figures = accounting.summary(loop.records)
     figures |= memory_figures(run)
+    figures |= probe_figures(run)
     if loop.evaluations and loop.evaluations[-1].update == loop.applied:
         figures["eval_loss"] = loop.evaluations[-1].eval_loss
     if run.emulated:
@@ -169,6 +170,20 @@ def summary_of(run: Run) -> dict[str, float]:
     if used is not None:
         figures["mfu"] = used
     return figures
+
+
+def probe_figures(run: Run) -> dict[str, float]:
+    """The gradient probe's figures of the whole model."""
+    if run.gradients is None:
+        return {}
+    whole, output = run.gradients.gradient, run.gradients.output
+    figures = {
+        "gradient_error": whole.relative_error,
+        "gradient_cosine": whole.cosine,
+        "gradient_norm_ratio": whole.norm_ratio,
+        "output_error": output.relative_error,
+    }
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def device_name(device: torch.device) -> str:

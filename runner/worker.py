@@ -184,7 +184,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     against = [text for text in found if text]
     if against:
         raise Contradiction(f"evidence: {'; '.join(against)}")
-    if parts.precision.numerics == "close":
+    if config["numerics"]["probe"] and parts.precision.numerics == "close":
         begin_s = perf_counter()
         micros = job.feed.probes(job.updates)[-1]
         run.gradients = measured_gradients(job.training, parts.precision, micros)

@@ -70,7 +70,7 @@ UPDATE = UpdateRecord(
 def test_every_name_has_a_meaning_a_unit_a_ratio_a_place_and_a_condition() -> None:
     rows = table()
     assert len(rows) == len({row.name for row in rows}) > 30
-    conditions = {"always", "CUDA", "loss scaling", "peak known", "not finite"}
+    conditions = {"always", "CUDA", "loss scaling", "not FP32", "peak known", "not finite"}
     for row in rows:
         assert row.unit in UNITS, row
         assert row.when in conditions, row
@@ -118,7 +118,7 @@ def test_real_runs_log_the_names_of_the_page_and_no_others(sweep: Path) -> None:
     parent, children = parent_and_children(sweep)
     plain, scaled = (set(run.data.metrics) for run in children)
     assert plain == named("always")
-    assert scaled == named("always", "loss scaling")
+    assert scaled == named("always", "loss scaling", "not FP32")
     assert set(parent.data.metrics) == set()
 
 
@@ -128,7 +128,7 @@ def test_a_device_s_peak_and_allocator_add_the_figures_that_the_page_says(
 ) -> None:
     """A known peak and CUDA's records stand in for a device that this test need not have."""
     monkeypatch.setattr(outcome, "peak_flops_per_s", lambda name, compute: 1e9)
-    shutil.copy(folders(sweep)[0] / "job.yaml", tmp_path)
+    shutil.copy(folders(sweep)[1] / "job.yaml", tmp_path)  # FP16: it has a probe
     assert run_folder(tmp_path, lambda: False) == "ok"
     record = RunRecord.read(tmp_path)
     assert record is not None

@@ -281,6 +281,21 @@ def test_verdicts_stand_on_the_page_with_the_commands_that_settle_them() -> None
     assert "one seed has no spread" in text
 
 
+def test_the_gradient_probe_stands_on_the_page_where_there_is_one() -> None:
+    figures = {"relative_error": 0.0123, "cosine": 0.99991, "norm_ratio": 0.5}
+    found = {
+        "gradient": figures,
+        "output": {**figures, "relative_error": 0.002},
+        "groups": {"head": figures, "block 1 mlp": {**figures, "relative_error": None}},
+        "worst": "block 1 mlp",
+    }
+    text = page(compare(sweep(numerics={"gradient_probe": found})))
+    assert "Gradients against FP32" in text
+    for words in ("1.23%", "0.99991", "0.5000", "block 1 mlp not finite", "0.20%"):
+        assert words in text
+    assert "Gradients against FP32" not in page(compare(sweep()))
+
+
 def test_a_page_without_a_baseline_still_says_what_ran() -> None:
     comparison = compare(sweep(), axes={"precision": ["fp8", "fp32", "bf16"]})
     text = "".join(Elements(page(comparison)).words)

@@ -163,6 +163,7 @@ class SetupRow:
     phases: mean exposed seconds of an update by phase. memory: bytes by category at the peak;
         live: along the update.
     emulated: whether times would describe an emulation, and are therefore absent.
+    probe: the gradient probe against FP32, of the first run; empty where there is none.
     """
 
     name: str
@@ -178,6 +179,7 @@ class SetupRow:
     largest: str | None
     padding_share: float | None
     emulated: bool
+    probe: Mapping[str, Any] = field(default_factory=dict)
     train: Curve | None = None
     held_out: Curve | None = None
 

@@ -32,6 +32,7 @@ def row_of(setup: Setup) -> SetupRow:
         largest=record.memory.get("largest_live_object"),
         padding_share=record.sizes.get("padding_share"),
         emulated=not timed,
+        probe=record.numerics.get("gradient_probe") or {},
         train=train_curve(setup, timed=timed),
         held_out=held_out_curve(setup, timed=timed),
     )

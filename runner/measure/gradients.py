@@ -52,9 +52,16 @@ class GradientProbe:
     gradient: Agreement
     groups: Mapping[str, Agreement]
 
+    @property
+    def worst(self) -> str:
+        """The group whose gradient is furthest from FP32's; one without figures is further."""
+        errors = {name: found.relative_error for name, found in self.groups.items()}
+        return max(errors, key=lambda name: 1e300 if errors[name] is None else errors[name] or 0.0)
+
     def to_json(self) -> dict[str, Any]:
         """As the record has it."""
         return {
+            "worst": self.worst,
             "output": self.output.to_json(),
             "gradient": self.gradient.to_json(),
             "groups": {name: found.to_json() for name, found in self.groups.items()},

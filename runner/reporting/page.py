@@ -9,7 +9,7 @@ from runner.reporting import wording
 from runner.reporting.marks import all_marks
 from runner.reporting.markup import plain_table, variable
 from runner.reporting.plots import plots
-from runner.reporting.tables import pair_table, stands_with
+from runner.reporting.tables import pair_table, probe_table, stands_with
 from runner.reporting.theme import STYLE
 
 
@@ -22,6 +22,7 @@ def page(comparison: Comparison) -> str:
         _table(comparison),
         plots(comparison),
         _pairs(comparison),
+        _probes(comparison),
         _notes(comparison),
         _runs(comparison),
     ]
@@ -183,6 +184,17 @@ def _pairs(comparison: Comparison) -> str:
         return ""
     note = "A ratio without a word is not distinguishable from 1."
     return _section("Pairs that differ in one key", note, plain_table(header, rows))
+
+
+def _probes(comparison: Comparison) -> str:
+    header, rows = probe_table(comparison)
+    if not rows:
+        return ""
+    note = (
+        "Before the first update, on the same weights and micro-batch. A halved gradient, which "
+        "no loss shows under AdamW, has cosine 1 and norm ratio 0.5."
+    )
+    return _section("Gradients against FP32", note, plain_table(header, rows))
 
 
 def _section(title: str, note: str, content: str) -> str:

@@ -109,6 +109,28 @@ def reach_table(comparison: Comparison) -> Table:
     return header, rows
 
 
+def probe_table(comparison: Comparison) -> Table:
+    """What each recipe does to output and gradients, against FP32 on the same weights."""
+    header = ["setup", "gradient error", "cosine", "norm ratio", "worst group", "output error"]
+    rows = []
+    for row in comparison.setups:
+        if row.probe:
+            whole, worst = row.probe["gradient"], row.probe["groups"][row.probe["worst"]]
+            cells = [
+                _digits(whole["relative_error"], "{:.2%}"),
+                _digits(whole["cosine"], "{:.5f}"),
+                _digits(whole["norm_ratio"], "{:.4f}"),
+                f"{row.probe['worst']} {_digits(worst['error'], '{:.2%}')}",
+                _digits(row.probe["output"]["relative_error"], "{:.2%}"),
+            ]
+            rows.append([row.name, *cells])
+    return header, rows
+
+
+def _digits(value: float | None, form: str) -> str:
+    return "not finite" if value is None else form.format(value)
+
+
 def pair_table(comparison: Comparison) -> Table:
     """Further pairs that differ in one key; no word at a ratio: not distinguishable from 1."""
     header = ["one key changed", "quality", "difference, nats", "step time", "useful", "peak"]
