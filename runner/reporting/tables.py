@@ -120,7 +120,7 @@ def probe_table(comparison: Comparison) -> Table:
                 _digits(whole["relative_error"], "{:.2%}"),
                 _digits(whole["cosine"], "{:.5f}"),
                 _digits(whole["norm_ratio"], "{:.4f}"),
-                f"{row.probe['worst']} {_digits(worst['error'], '{:.2%}')}",
+                f"{row.probe['worst']} {_digits(worst['relative_error'], '{:.2%}')}",
                 _digits(row.probe["output"]["relative_error"], "{:.2%}"),
             ]
             rows.append([row.name, *cells])
