@@ -16,6 +16,8 @@ from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_am
 from torchao.prototype.quantized_training.bitnet import get_bitnet_scale, quantize_bitnet_weight
 from torchao.prototype.quantized_training.int8 import quantize_int8_rowwise
 
+from runner.precision.formats import E2M1, TF32
+from runner.precision.formats import E4M3 as E4M3_FORMAT
 from runner.precision.history import DelayedScale
 from runner.precision.policies import (
     E4M3,
@@ -30,6 +32,7 @@ from runner.precision.policies import (
     ternary,
     tf32,
 )
+from runner.precision.rounding import round_to
 
 EMULATED = LinearMMConfig(*[ScaledMMConfig(True, False, False, False)] * 3)
 
@@ -172,6 +175,14 @@ def test_blocks_that_are_not_full_change_nothing_of_the_full_ones(width: int) ->
 )
 def test_zeros_stay_zeros(policy: partial[Tensor]) -> None:
     assert torch.equal(policy(torch.zeros(3, 40)), torch.zeros(3, 40))
+
+
+def test_policies_round_to_the_numbers_of_the_table() -> None:
+    x = wide_range() * 0.01
+    assert torch.equal(e2m1(x.clamp(-6, 6)), round_to(x.clamp(-6, 6), E2M1))
+    assert torch.equal(tf32(x), round_to(x, TF32))
+    one = torch.cat([x.clamp(-440, 440), torch.full((48, 1), 448.0)], dim=1)  # the scale is 1
+    assert torch.equal(fp8(one, E4M3, "row"), round_to(one, E4M3_FORMAT))
 
 
 # --- delayed scaling ----------------------------------------------------------------------------
