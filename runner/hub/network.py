@@ -66,10 +66,11 @@ def longest(query: Tensor, plan: Any) -> int:
 class HubNetwork(nn.Module):
     """The decoder up to its head; implements the contract `Model`.
 
-    body: the library's model without its head. logit_factor: logits are this times the product
-    of hidden states and head. takes_positions: whether `body` can be told positions; without, it
-    counts them by row, and documents cannot share one. initial_weights: digest of the stored
-    weights it began with; None for random ones.
+    blocks: the decoder's layers, which `body` has as well. body: the library's model without its
+    head. logit_factor: logits are this times the product of hidden states and head.
+    takes_positions: whether `body` can be told positions; without, it counts them by row, and
+    documents cannot share one. initial_weights: digest of the stored weights it began with; None
+    for random ones.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class HubNetwork(nn.Module):
         takes_positions: bool,
     ) -> None:
         super().__init__()
+        # In front of `body`, so that every layer has the name that the project's models give it.
+        self.blocks = layers_of(body, description.layers)
         self.body = body
         self.head = head
         self.description = description
@@ -92,11 +95,6 @@ class HubNetwork(nn.Module):
         self.seam = Seam()
         for module in body.modules():
             module.seam = self.seam
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The decoder's layers."""
-        return layers_of(self.body, self.description.layers)
 
     @property
     def head_weight(self) -> Tensor:

@@ -18,6 +18,7 @@ from runner.measure.account import MemoryAccount, MemoryTracker
 from runner.measure.evidence import Dispatched, Watch
 from runner.measure.kernels import kernels_of
 from runner.step import Training, measured_update
+from runner.weights import unique_tensors
 
 TRIES = 8
 """Untimed updates until one is applied: a loss scale may first have to come down."""
@@ -71,7 +72,7 @@ class Trained:
 
 def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
     """Everything that a model remembers, buffers that are in no weights file included."""
-    return {**model.state_dict(keep_vars=True), **dict(model.named_buffers())}
+    return {**dict(unique_tensors(model)), **dict(model.named_buffers())}
 
 
 @contextmanager
