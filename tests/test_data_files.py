@@ -102,6 +102,21 @@ def test_blocks_of_any_size_hold_every_line_once(
     assert numbered == list(enumerate(expected, 1))
 
 
+def test_a_block_within_a_long_line_reads_no_further_than_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "x", b"y" * 10_000 + b"\nz\n")
+    first, *inner, last = blocks(path, 1000)
+    assert lines(first) == ["y" * 10_000]
+    monkeypatch.setattr("runner.data.lines.PIECE", None)  # reading on would read the whole file
+    read: list[int] = []
+    monkeypatch.setattr("runner.data.lines.first_end", lambda d: (read.append(len(d)), -1)[1])
+    assert [lines(block) for block in inner] == [[]] * 9
+    assert read == [1000] * 9
+    monkeypatch.undo()
+    assert lines(last) == ["z"]
+
+
 def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
     """Case C43: Latin-1."""
     path = write(tmp_path, "x.jsonl", b'{"text": "fine"}\n{"text": "caf\xe9"}\n')
@@ -156,6 +171,12 @@ def test_a_faulty_line_is_named_or_counted(
     kept, dropped = rows(Jsonl(files=str(path), on_bad="skip"))
     assert [row.content for row in kept] == ["a", "c"]
     assert dropped == {reason: 1}
+
+
+def test_an_array_given_as_lines_is_told_where_it_belongs(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.jsonl", json.dumps([{"text": "a"}], indent=1))
+    assert "line 1: cannot be parsed" in refusal(Jsonl(files=str(path)))
+    assert "data=json reads an array of objects" in refusal(Jsonl(files=str(path)))
 
 
 def test_every_reason_has_a_case() -> None:

@@ -35,7 +35,8 @@ def parsed(line: str) -> Record:
     try:
         found = json.loads(line, object_pairs_hook=distinct)
     except json.JSONDecodeError as error:
-        return Bad("broken", f"{REASONS['broken']}: {error.msg} at column {error.colno}")
+        array = "; data=json reads an array of objects" if line.lstrip().startswith("[") else ""
+        return Bad("broken", f"{REASONS['broken']}: {error.msg} at column {error.colno}{array}")
     except Repeated as error:
         return Bad("repeated_field", f"{REASONS['repeated_field']}: {str(error)!r}")
     except (RecursionError, ValueError) as error:

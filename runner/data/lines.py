@@ -41,11 +41,12 @@ def content(block: Block) -> bytes:
         if block.start:
             file.seek(block.start - 1)
             before = file.read(1)
-        data = file.read(block.stop - block.start)
+        # First of all what begins here: a block in the middle of a long line is not read on.
+        data = starting(before, file.read(block.stop - block.start))
         while data and data[-1:] not in ENDS and (more := file.read(PIECE)):
             end = first_end(more)
             data += more if end < 0 else more[: end + 1]
-    return starting(before, data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def starting(before: bytes, data: bytes) -> bytes:
