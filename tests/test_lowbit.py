@@ -29,7 +29,7 @@ from runner.precision.float8 import Float8
 from runner.precision.int8 import Int8
 from runner.precision.linear import Operand, Products, RoundedLinear
 from runner.precision.lowbit import LowBit
-from runner.precision.mxfp8 import Mxfp8
+from runner.precision.mxfp8 import Mxfp8, mx_layer
 from runner.precision.narrow_weights import Int4Weights, TernaryWeights
 from runner.precision.nvfp4 import Nvfp4
 from runner.precision.policies import int4, ternary
@@ -113,6 +113,20 @@ def test_mxfp8_emulation_is_torchao_s() -> None:
     theirs = passed(sharing_weight(linear, made), x)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, 42])
+def test_the_mxfp8_layer_casts_its_fp32_weight_and_takes_any_rows(rows: int) -> None:
+    """As on hardware, but for torchao's own emulation of the kernels; the weight here is one that
+    BF16 holds, so that the cast changes nothing."""
+    linear, x = layer(), inputs(rows).to(torch.bfloat16)
+    with torch.no_grad():
+        linear.weight.copy_(linear.weight.bfloat16())
+    made = mx_layer(linear, KernelPreference.EMULATED, multiple=32).train()
+    ours = passed(RoundedLinear(linear, Mxfp8().rounding()), x)
+    for own, other in zip(ours, passed(made, x), strict=True):
+        torch.testing.assert_close(own.float(), other.float(), rtol=2**-6, atol=1e-4)
+    assert linear.weight.grad is not None and linear.weight.grad.dtype == torch.float32
 
 
 def test_int8_emulation_is_torchao_s_integer_arithmetic() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.contracts import Requirements
 from runner.precision.lowbit import LowBit
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from runner.precision.linear import Products
 
@@ -41,13 +41,28 @@ class Mxfp8(LowBit):
         return Products(output=both, grad_input=both, grad_weight=both)
 
     def native(self, linear: nn.Linear) -> nn.Module:
-        """torchao's MXFP8 layer."""
-        from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+        """torchao's MXFP8 products."""
+        from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-        from runner.precision.native import NativeLinear, sharing
+        return mx_layer(linear, KernelPreference.AUTO, multiple=self.multiple)
 
-        def make(inputs: int, outputs: int) -> nn.Module:
-            layer: nn.Module = MXFP8Linear(inputs, outputs, bias=False, device="meta")
-            return layer
 
-        return NativeLinear(linear, sharing(linear, make), multiple=self.multiple)
+def mx_layer(linear: nn.Linear, preference: Any, *, multiple: int) -> nn.Module:
+    """A layer of torchao's MXFP8 products. Its kernels take BF16 only, so the weight, which stays
+    FP32, is cast for each product."""
+    import torch
+    from torchao.prototype.moe_training.mxfp8_linear import _to_mxfp8_then_scaled_mm
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+
+    from runner.precision.native import NativeLinear
+
+    def kernel(rows: Tensor) -> Tensor:
+        out: Tensor = _to_mxfp8_then_scaled_mm(
+            rows.to(torch.bfloat16),
+            linear.weight.to(torch.bfloat16),
+            kernel_preference=preference,
+            scale_calculation_mode=ScaleCalculationMode.RCEIL,
+        )
+        return out.to(rows.dtype)
+
+    return NativeLinear(linear, kernel, multiple=multiple)
