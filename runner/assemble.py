@@ -192,7 +192,7 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
         prefetch=getattr(parts.data, "prefetch", 2),
     )
     updates = planned_updates(config, len(corpus.train))
-    training = _training(config, parts, device, model, updates)
+    training = training_of(config, parts, device, model, updates)
     evaluation = Evaluation(
         micros=evaluation_micros(config, corpus, feed),
         loss=training.loss,
@@ -242,13 +242,14 @@ def evaluation_micros(
     return micros
 
 
-def _training(
+def training_of(
     config: Mapping[str, Any],
     parts: Parts,
     device: torch.device,
     model: nn.Module,
     updates: int,
 ) -> Training:
+    """What an update touches, around a model that recipe and levers have prepared."""
     built = build_optimizer(parts, model, device)
     policy = parts.precision.scaler()
     if policy is not None:

@@ -498,6 +498,16 @@ class Lever:
         The advice names a lever for these objects only."""
         return ()
 
+    def period(self) -> int:
+        """Number of blocks after which what this lever does to them repeats; a plan extrapolates
+        from a few blocks to all of them in steps of it."""
+        return 1
+
+    def in_host_memory(self, category: str, operation: str) -> bool:
+        """Whether on CUDA this lever keeps in host memory what an operation of that name made, in
+        that category of the memory account. A plan for a GPU traces everything in one memory."""
+        return False
+
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Faults of this lever against the rest of the resolved config; no torch."""
         return ()

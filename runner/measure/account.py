@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from runner.measure.derive import LayerShapes, account_of
-from runner.measure.live import HEAD, MemoryAccount
+from runner.measure.live import HEAD, Log, MemoryAccount
 from runner.measure.places import Places, bare
 from runner.measure.storages import Follow, Storages, plain_tensors, resizes_seen
 
@@ -26,7 +26,8 @@ class MemoryTracker:
     model, optimizer: what the update trains; the optimizer's state should exist already, as it
     does from the second update on. inputs: tensors of the batch that exist already. masters: by
     parameter name, what the optimizer changes in its stead; it counts as its state. grids: (rows,
-    length) of each micro-batch in order, where what a layer keeps is to be told.
+    length) of each micro-batch in order, where what a layer keeps is to be told. rounding: of each
+    storage's bytes, as an allocator rounds them up.
 
     Use: `with tracker:` around exactly one update that calls `tracker.enter(phase)` at each phase
     boundary, then `tracker.account()`. Counts what is on the device of the model's first
@@ -43,8 +44,9 @@ class MemoryTracker:
         inputs: Iterable[Tensor] = (),
         masters: Mapping[str, Tensor] | None = None,
         grids: Sequence[tuple[int, int]] = (),
+        rounding: int = 1,
     ) -> None:
-        self._storages = Storages(next(model.parameters()).device)
+        self._storages = Storages(next(model.parameters()).device, rounding)
         self._places = Places()
         self._masters = {m: f"{bare(name)}.master" for name, m in (masters or {}).items()}
         self._names = {p: bare(name) for name, p in model.named_parameters()} | self._masters
@@ -64,6 +66,11 @@ class MemoryTracker:
     def account(self) -> MemoryAccount:
         """The account of the update that was watched."""
         return account_of(self._storages.log, self._shapes)
+
+    @property
+    def log(self) -> Log:
+        """Every birth and death of the update that was watched."""
+        return self._storages.log
 
     def __enter__(self) -> MemoryTracker:
         assert self._model is not None, "a tracker watches one update"

@@ -25,11 +25,15 @@ Describe = Callable[[Tensor, str], tuple[str, str]]
 
 
 class Storages:
-    """The log of one update, and the storages that are live now."""
+    """The log of one update, and the storages that are live now.
 
-    def __init__(self, device: torch.device) -> None:
+    rounding: sizes are counted in whole multiples of so many bytes.
+    """
+
+    def __init__(self, device: torch.device, rounding: int = 1) -> None:
         self.log = Log(stretches=["other"], before=[], events=[])
         self._device = device
+        self._rounding = rounding
         self._live: dict[int, tuple[weakref.ref[Any], Life, int]] = {}
 
     def enter(self, phase: str) -> None:
@@ -89,9 +93,10 @@ class Storages:
         if entry is None:
             return
         ref, life, size = entry
-        if storage.nbytes() != size:
-            self.log.events.append(Event(life, storage.nbytes() - size, self.now))
-            self._live[storage._cdata] = (ref, life, storage.nbytes())
+        new = self._bytes(storage)
+        if new != size:
+            self.log.events.append(Event(life, new - size, self.now))
+            self._live[storage._cdata] = (ref, life, new)
 
     def forget(self) -> None:
         """Stop following; the log stays."""
@@ -100,13 +105,17 @@ class Storages:
     def _follows(self, tensor: Tensor) -> bool:
         return tensor.layout == torch.strided and tensor.device == self._device
 
+    def _bytes(self, storage: torch.UntypedStorage) -> int:
+        """What an allocator that hands out multiples of `rounding` gives for a storage."""
+        return -(-storage.nbytes() // self._rounding) * self._rounding
+
     def _life(self, tensor: Tensor, label: str, where: str, birth: int) -> Life:
         dtype = str(tensor.dtype).removeprefix("torch.")
         return Life(shape=tuple(tensor.shape), dtype=dtype, label=label, where=where, birth=birth)
 
     def _begin(self, tensor: Tensor, life: Life, events: list[Event]) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, self._bytes(storage)
         self._live[key] = (weakref.ref(storage, lambda ref: self._died(key, ref)), life, size)
         events.append(Event(life, size, life.birth))
 

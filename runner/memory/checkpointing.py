@@ -56,6 +56,10 @@ class Blocks(Lever):
         """What the recomputed blocks would have kept."""
         return ("saved_activations", "scores")
 
+    def period(self) -> int:
+        """One block in `every` is recomputed."""
+        return self.every
+
     def apply(self, model: nn.Module) -> None:
         """Wraps the chosen blocks' forward in place; names and parameters stay."""
         for block in list(model.blocks)[:: self.every]:  # type: ignore[arg-type]

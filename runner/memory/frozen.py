@@ -79,6 +79,7 @@ class Nf4Linear(FrozenLinear):
         from bitsandbytes.functional import quantize_4bit
 
         super().__init__(source)
+        make_tables()
         codes, state = quantize_4bit(
             source.weight.detach().contiguous(),
             blocksize=block,
@@ -153,6 +154,17 @@ class Int4Linear(FrozenLinear):
         codes = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).to(dtype).sub_(8)
         blocks = codes.view(-1, self.block).mul_(self.scales)
         return blocks.view(self.out_features, self.in_features)
+
+
+def make_tables() -> None:
+    """Make the table that bitsandbytes makes at its first call and keeps: where that call is part
+    of a plan, it would keep a fake tensor, and every later one would fail."""
+    from bitsandbytes.functional import create_dynamic_map, name2qmap
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    if "dynamic" not in name2qmap:
+        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+            name2qmap["dynamic"] = create_dynamic_map()
 
 
 def symmetric(weight: Tensor, block: int, largest: int) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,10 @@ class Activations(Lever):
             return None
         return f"{KEY}=activations: on {device.type} activations are in host memory already"
 
+    def in_host_memory(self, category: str, operation: str) -> bool:
+        """The copies, which are made as empty tensors."""
+        return category == "saved_activations" and operation == "empty"
+
     def apply(self, model: nn.Module) -> None:
         """Wraps the model's forward in place."""
         from runner.memory.hostcopies import HostCopies

@@ -95,6 +95,10 @@ class Host(Lever):
         """The moments are on the host."""
         return ("optimizer_state",)
 
+    def in_host_memory(self, category: str, operation: str) -> bool:
+        """Moments, and the copies of parameters and gradients that only this optimizer knows."""
+        return category in ("optimizer_state", "unattributed")
+
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Only AdamW is computed there."""
         return tuple(not_adamw(job))

@@ -1,0 +1,1 @@
+"""What a job would need, known before it runs: traced on fake tensors, extrapolated, put in words."""
