@@ -177,20 +177,7 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
         lever.apply(model)
         description = lever.described(description, model)
     model.to(device).train()
-    feed = Feed(
-        examples=corpus.train,
-        batching=parts.batching,
-        objective=parts.objective,
-        pad_id=corpus.pad_id,
-        seq_len=config["seq_len"],
-        batch=config["batch"],
-        micro=config["batch"] // config["accum"],
-        seed=config["seed"],
-        pin=device.type == "cuda",
-        stream=corpus.stream,
-        workers=getattr(parts.data, "workers", 0),
-        prefetch=getattr(parts.data, "prefetch", 2),
-    )
+    feed = replace(feed_of(config, parts, corpus), pin=device.type == "cuda")
     updates = planned_updates(config, len(corpus.train))
     training = training_of(config, parts, device, model, updates)
     evaluation = Evaluation(
@@ -210,6 +197,23 @@ def assemble(config: Mapping[str, Any], parts: Parts, device: torch.device, corp
         updates=updates,
         description=description,
         initial_weights=initial,
+    )
+
+
+def feed_of(config: Mapping[str, Any], parts: Parts, corpus: Corpus) -> Feed:
+    """Draws the job's updates from the corpus."""
+    return Feed(
+        examples=corpus.train,
+        batching=parts.batching,
+        objective=parts.objective,
+        pad_id=corpus.pad_id,
+        seq_len=config["seq_len"],
+        batch=config["batch"],
+        micro=config["batch"] // config["accum"],
+        seed=config["seed"],
+        stream=corpus.stream,
+        workers=getattr(parts.data, "workers", 0),
+        prefetch=getattr(parts.data, "prefetch", 2),
     )
 
 

@@ -24,6 +24,7 @@ from runner.config import (
     CompareConf,
     EvalConf,
     NumericsConf,
+    PlanConf,
     QualityConf,
     Root,
     build,
@@ -61,8 +62,11 @@ NEITHER = (
     "skip_finished",
     "memory_limit",
     "numerics",
+    "plan",
 )
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
+AUTO = "auto"
+"""As `accum`: the largest micro-batch that fits."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -121,6 +125,7 @@ def _unknown_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
         "checkpoint.": CheckpointConf,
         "numerics.": NumericsConf,
         "compare.": CompareConf,
+        "plan.": PlanConf,
     }
     for prefix, schema in places.items():
         node = config[prefix[:-1]] if prefix else config
@@ -192,19 +197,34 @@ def _quality_faults(quality: Mapping[str, float]) -> Iterable[Fault]:
 
 
 def _limit_fault(config: Mapping[str, Any]) -> Iterable[Fault]:
-    limit = config["memory_limit"]
-    try:
-        good = limit is None or bytes_of(limit) > 0
-    except ValueError:
-        good = False
-    if not good:
-        yield Fault(
-            key="memory_limit", given=str(limit), allowed=ALLOWED, next_step="memory_limit=8GiB"
-        )
+    sizes = {"memory_limit": config["memory_limit"], "plan.memory": config["plan"]["memory"]}
+    for key, size in sizes.items():
+        try:
+            good = size is None or bytes_of(size) > 0
+        except ValueError:
+            good = False
+        if not good:
+            yield Fault(key=key, given=str(size), allowed=ALLOWED, next_step=f"{key}=8GiB")
 
 
 def _accum_fault(config: Mapping[str, Any]) -> Iterable[Fault]:
     batch, accum = config["batch"], config["accum"]
+    if not isinstance(accum, int) or isinstance(accum, bool):
+        if accum != AUTO:
+            yield Fault(
+                key="accum",
+                given=str(accum),
+                allowed=f"an integer that divides batch={batch}, or {AUTO}",
+                next_step=f"accum={AUTO}",
+            )
+        elif config["compile"] != OFF:
+            yield Fault(
+                key="accum",
+                given=f"{AUTO} with compile={config['compile']}",
+                allowed=f"{AUTO} in eager mode: what compiled code needs cannot be predicted",
+                next_step="a number, or compile=off",
+            )
+        return
     if batch >= 1 and accum >= 1 and batch % accum:
         allowed = divisors(batch)
         closest = min(allowed, key=lambda d: abs(d - accum))

@@ -35,6 +35,7 @@ from runner.overrides import (
 )
 from runner.states import WEIGHTS
 
+INIT = "model.init"
 NAME_LIMIT = 255
 """Bytes of one folder name that common file systems allow."""
 
@@ -71,8 +72,11 @@ class Command:
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def command_of(args: argparse.Namespace, launch: Path) -> Command:
-    """Compose and check every job. Raises UserError with the faults of all jobs together."""
+def command_of(args: argparse.Namespace, launch: Path, *, to_run: bool = True) -> Command:
+    """Compose and check every job. Raises UserError with the faults of all jobs together.
+
+    to_run: whether it is to be run. A plan needs no weights to start from and no data.
+    """
     hydra = start_hydra(args)
     name = args.config_name or CONFIG
     overrides = parse(hydra, args.overrides)
@@ -92,11 +96,14 @@ def command_of(args: argparse.Namespace, launch: Path) -> Command:
         folder = Path(str(OmegaConf.select(master, "hydra.run.dir")))
         jobs = [_plan(hydra, name, master, 0, texts, {}, folder)]
     plans = [plan for plan in jobs if isinstance(plan, Plan)]
-    faults = _folder_faults(plans, launch, multirun) + _init_faults(plans, launch)
-    faults += _data_faults(plans, launch)
-    faults += _tune_faults(plans, axes)
+    faults: list[tuple[Plan, Fault]] = []
+    if to_run:
+        faults += _folder_faults(plans, launch, multirun) + _init_faults(plans, launch)
+        faults += _data_faults(plans, launch)
+        faults += _tune_faults(plans, axes)
     for plan in plans:
-        faults.extend((plan, fault) for fault in check(plan.config))
+        found = check(plan.config)
+        faults.extend((plan, f) for f in found if to_run or f.key != INIT)
     if faults:
         raise UserError(*_merged(faults, len(plans)))
     return Command(

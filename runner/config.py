@@ -68,6 +68,15 @@ class CompareConf:
 
 
 @dataclass
+class PlanConf:
+    """What `python -m runner.plan` plans for. `device`: auto, cpu, cuda or a GPU by name; `memory`:
+    of the device, a size such as 24GiB, None for what the named device has."""
+
+    device: str = "auto"
+    memory: str | None = None
+
+
+@dataclass
 class Root:
     """The typed root of a job's configuration. Groups are open here and typed by their part."""
 
@@ -81,7 +90,7 @@ class Root:
     tracking: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     batch: int = 16
-    accum: int = 1
+    accum: Any = 1
     updates: int | None = 80
     epochs: int | None = None
     warmup: int = 5
@@ -102,6 +111,7 @@ class Root:
     quality: QualityConf = field(default_factory=QualityConf)
     numerics: NumericsConf = field(default_factory=NumericsConf)
     checkpoint: CheckpointConf = field(default_factory=CheckpointConf)
+    plan: PlanConf = field(default_factory=PlanConf)
 
 
 SHORT_LIST = 20

@@ -181,18 +181,19 @@ class Tracked:
         """Run id in the store, once there is one."""
         return self._follower.run_id if self._follower else None
 
-    def open(self, workload_id: str, *, emulated: bool) -> None:
-        """Open the run and follow the journal; once."""
+    def open(self, workload_id: str, *, emulated: bool, accum: int | None = None) -> None:
+        """Open the run and follow the journal; once. accum: what the worker found for `auto`."""
         if self._follower is not None:
             return
-        config = self._plan.config
+        config = {**self._plan.config, **({} if accum is None else {"accum": accum})}
+        known = isinstance(config["accum"], int)
         spec = RunSpec(
             setup=self._plan.setup,
             workload_id=workload_id,
             setup_id=setup_id(config),
             config=config,
             global_batch=config["batch"],
-            micro_batch=config["batch"] // config["accum"],
+            micro_batch=config["batch"] // config["accum"] if known else None,
             sweep_id=self._session.sweep_id,
             parent=self._session.parent,
             job_id=self._job_id,
@@ -205,7 +206,12 @@ class Tracked:
         if record.status == "unsupported" and self._follower is None:
             return True
         emulated = record.environment.get("emulated", False)
-        self.open(record.workload_id or "unknown", emulated=emulated)
+        accum = record.config["accum"]
+        self.open(
+            record.workload_id or "unknown",
+            emulated=emulated,
+            accum=accum if isinstance(accum, int) else None,
+        )
         return bool(self._follower.close(TRACKING_S))
 
 
@@ -219,7 +225,9 @@ def run_inline(folder: Path, stop: Callable[[], bool], tracked: Tracked) -> int:
         while not done.wait(POLL_S):
             state = read_state(folder)
             if state.get("state") == "started":
-                tracked.open(state["workload_id"], emulated=state["emulated"])
+                tracked.open(
+                    state["workload_id"], emulated=state["emulated"], accum=state.get("accum")
+                )
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -243,7 +251,9 @@ def run_fresh(session: Session, folder: Path, tracked: Tracked, progress: Progre
         while worker.poll() is None:
             state = read_state(folder)
             if state.get("state") == "started":
-                tracked.open(state["workload_id"], emulated=state["emulated"])
+                tracked.open(
+                    state["workload_id"], emulated=state["emulated"], accum=state.get("accum")
+                )
             progress.show(state)
             if session.interrupted is not None:
                 asked = asked or ask_to_stop(worker)

@@ -15,7 +15,7 @@ from runner import accounting, checks
 from runner.advice import levers_against
 from runner.assemble import Job, compiles
 from runner.compiling import Compilations
-from runner.contracts import Counts
+from runner.contracts import Counts, MicroBatch
 from runner.data.stats import target_counts
 from runner.diagnosis import Figures, stages
 from runner.environment import device_bytes, environment
@@ -27,6 +27,8 @@ from runner.measure.gradients import GradientProbe
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.measure.storages import plain_tensors
+from runner.planning.prediction import Prediction, predict
+from runner.planning.target import target_of
 from runner.precision.conversion import conversion_of, converted_flops
 from runner.records import RunRecord, UpdateRecord, dumps, finite, nonfinite, write_atomically
 from runner.states import STATE, place_of
@@ -49,6 +51,7 @@ class Run:
     account: MemoryAccount | None = None
     trained: Trained | None = None
     gradients: GradientProbe | None = None
+    prediction: Prediction | str | None = None
     loop: Loop | None = None
     timeline: Timeline | None = None
     others: set[int] = field(default_factory=set)
@@ -61,6 +64,23 @@ class Run:
         """The resolved config."""
         config: Mapping[str, Any] = self.ticket["config"]
         return config
+
+    def settle(self, accum: int) -> None:
+        """Put a number where the config left the accumulation open."""
+        self.ticket = {**self.ticket, "config": {**self.config, "accum": accum}}
+
+    def foretell(self, probes: Sequence[Sequence[MicroBatch]]) -> None:
+        """Predict the account of the probes' updates, or note why that could not be done."""
+        assert self.job is not None and self.device is not None
+        parts = self.job.parts
+        target = target_of(self.device)
+        try:
+            self.prediction = max(
+                (predict(self.config, parts, micros, target=target) for micros in probes),
+                key=lambda found: found.peak_bytes,
+            )
+        except Exception as error:
+            self.prediction = f"{type(error).__name__}: {error}"
 
     def say(self, state: str, **more: Any) -> None:
         """Publish `state.json` for the launching process."""
@@ -90,10 +110,30 @@ def record_of(run: Run, status: str, message: str) -> RunRecord:
 
 
 def memory_of(run: Run) -> dict[str, Any]:
-    """The memory account, and what would make its largest live object smaller."""
+    """The memory account, what was predicted of it, and what would make its largest live object
+    smaller."""
+    found: dict[str, Any] = {}
+    if isinstance(run.prediction, str):
+        found["not_predicted"] = run.prediction
+    elif run.prediction is not None:
+        found["predicted"] = run.prediction.to_json()
+        error = prediction_error(run, run.prediction)
+        if error is not None:
+            found["prediction_error"] = error
     if run.account is None:
-        return {}
-    return run.account.to_json() | {"smaller_with": smaller_with(run)}
+        return found
+    return found | run.account.to_json() | {"smaller_with": smaller_with(run)}
+
+
+def prediction_error(run: Run, prediction: Prediction) -> float | None:
+    """The predicted peak over the measured one, less 1: on CUDA the allocator's maximum over all
+    updates, else the account's; None where nothing was measured."""
+    if run.device is not None and run.device.type == "cuda" and run.loop is not None:
+        measured = memory_figures(run).get("peak_allocated_bytes")
+    else:
+        whole = run.account is not None and run.account.scaled == 1
+        measured = run.account.peak_bytes if run.account is not None and whole else None
+    return prediction.peak_bytes / measured - 1 if measured else None
 
 
 def smaller_with(run: Run) -> list[str]:
@@ -155,6 +195,8 @@ def summary_of(run: Run) -> dict[str, float]:
     figures = accounting.summary(loop.records)
     figures |= memory_figures(run)
     figures |= probe_figures(run)
+    if isinstance(run.prediction, Prediction):
+        figures["predicted_peak_bytes"] = run.prediction.peak_bytes
     if loop.evaluations and loop.evaluations[-1].update == loop.applied:
         figures["eval_loss"] = loop.evaluations[-1].eval_loss
     if run.emulated:

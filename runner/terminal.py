@@ -248,6 +248,13 @@ def _memory_line(record: RunRecord) -> str:
         return ""
     largest = record.memory.get("largest_live_object")
     words = [f"peak {human_bytes(peak)}"]
+    predicted = record.memory.get("predicted")
+    if predicted:
+        error = record.memory.get("prediction_error")
+        beside = "" if error is None else f" ({error:+.1%})"
+        words.append(f"predicted {human_bytes(predicted['peak_bytes'])}{beside}")
+    elif record.memory.get("not_predicted"):
+        words.append(f"not predicted: {record.memory['not_predicted']}")
     if largest:
         words.append(f"largest live object: {largest}")
     if record.memory.get("smaller_with"):

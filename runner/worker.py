@@ -25,7 +25,6 @@ from runner import checks
 from runner.ahead import fed
 from runner.assemble import (
     Job,
-    assemble,
     check_device,
     choose_device,
     compiles,
@@ -47,6 +46,7 @@ from runner.outcome import Run, record_of, ridge_of
 from runner.precision.controls import drift, set_controls
 from runner.precision.conversion import conversion_of, converted_flops
 from runner.records import JOURNAL
+from runner.settling import settled
 from runner.states import read_ticket
 from runner.units import bytes_of
 from runner.weights import save_weights
@@ -153,17 +153,23 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     corpus = load_corpus(config, parts)
     run.timings["data_s"] = perf_counter() - begin
     run.workload_id = checks.workload_id(config, corpus.fingerprint)
-    job = run.job = assemble(config, parts, device, corpus)
+    job = run.job = settled(run, parts, device, corpus)
+    config = run.config
     run.say(
         "started",
         workload_id=run.workload_id,
         updates=job.updates,
         device=str(device),
+        accum=config["accum"],
         emulated=run.emulated is not None,
     )
     before = perf_counter()
     eager = config["compile"] == OFF
     probes = job.feed.probes(job.updates)
+    if eager:
+        run.foretell(probes)
+    run.timings["predict_s"] = perf_counter() - before
+    before = perf_counter()
     try:
         run.account, run.trained = probe(job.training, probes, account=eager)
     except torch.OutOfMemoryError:

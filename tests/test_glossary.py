@@ -71,6 +71,7 @@ def test_every_name_has_a_meaning_a_unit_a_ratio_a_place_and_a_condition() -> No
     rows = table()
     assert len(rows) == len({row.name for row in rows}) > 30
     conditions = {"always", "CUDA", "loss scaling", "not FP32", "peak known", "not finite"}
+    conditions |= {"eager"}
     for row in rows:
         assert row.unit in UNITS, row
         assert row.when in conditions, row
@@ -117,8 +118,8 @@ def test_an_emulated_run_logs_what_the_page_says() -> None:
 def test_real_runs_log_the_names_of_the_page_and_no_others(sweep: Path) -> None:
     parent, children = parent_and_children(sweep)
     plain, scaled = (set(run.data.metrics) for run in children)
-    assert plain == named("always")
-    assert scaled == named("always", "loss scaling", "not FP32")
+    assert plain == named("always", "eager")
+    assert scaled == named("always", "eager", "loss scaling", "not FP32")
     assert set(parent.data.metrics) == set()
 
 

@@ -35,7 +35,7 @@ class RunSpec:
     setup_id: str
     config: Mapping[str, Any]
     global_batch: int
-    micro_batch: int
+    micro_batch: int | None
     emulated: bool = False
     sweep_id: str | None = None
     parent: str | None = None

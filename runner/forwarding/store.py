@@ -113,7 +113,8 @@ class Store:
     def start_run(self, state: State) -> str:
         """The run id of `state.key`; the run is created unless it exists."""
         spec = state.spec
-        batches = {"global_batch": spec.global_batch, "micro_batch": spec.micro_batch}
+        sizes = {"global_batch": spec.global_batch, "micro_batch": spec.micro_batch}
+        batches = {name: size for name, size in sizes.items() if size is not None}
         tags = {"run_key": state.key, **tags_of(spec), **process_tags()}
 
         def start(client: Client, experiment_id: str) -> str:

@@ -163,7 +163,7 @@ def make_tables() -> None:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     if "dynamic" not in name2qmap:
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with unset_fake_temporarily():
             name2qmap["dynamic"] = create_dynamic_map()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(kw_only=True, eq=False)
@@ -51,8 +52,8 @@ class HostCopies:
 
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
-        plain = type(tensor) in (Tensor, torch.nn.Parameter)
-        if not plain or tensor.nbytes < self._min_bytes or storage._cdata in self._kept:
+        wrapped = is_traceable_wrapper_subclass(tensor)
+        if wrapped or tensor.nbytes < self._min_bytes or storage._cdata in self._kept:
             return tensor
         place = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
         key = (*place, tensor.dtype, tensor._version)

@@ -1,1 +1,1 @@
-"""What a job would need, known before it runs: traced on fake tensors, extrapolated, put in words."""
+"""What a job would need, before it runs: traced on fake tensors, extrapolated, put in words."""

@@ -7,7 +7,7 @@ and which attention kernel runs. Unverified on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,19 +20,53 @@ from runner.contracts import Unsupported
 HALF = (torch.bfloat16, torch.float16)
 
 IN_FP32 = frozenset(
-    """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__
-    softplus layer_norm native_layer_norm rms_norm group_norm cosine_similarity nll_loss kl_div
-    l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits dist cdist renorm
-    logsumexp norm""".split()
+    [
+        "acos",
+        "asin",
+        "cosh",
+        "erfinv",
+        "exp",
+        "expm1",
+        "log",
+        "log10",
+        "log2",
+        "log1p",
+        "reciprocal",
+        "rsqrt",
+        "sinh",
+        "tan",
+        "pow",
+        "__pow__",
+        "softplus",
+        "layer_norm",
+        "native_layer_norm",
+        "rms_norm",
+        "group_norm",
+        "cosine_similarity",
+        "nll_loss",
+        "kl_div",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "mse_loss",
+        "binary_cross_entropy_with_logits",
+        "dist",
+        "cdist",
+        "renorm",
+        "logsumexp",
+        "norm",
+    ]
 )
 """Operations that CUDA's autocast gives FP32 copies of their operands, by torch's own list
 (`AT_FORALL_FP32` in ATen/autocast_mode.h of torch 2.13)."""
-TO_FP32 = frozenset("prod softmax log_softmax cumprod cumsum linalg_vector_norm sum".split())
+TO_FP32 = frozenset(
+    ["prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "sum"]
+)
 """Operations that it makes return FP32 without copying their operand
 (`AT_FORALL_FP32_SET_OPT_DTYPE`)."""
 
 
-class CudaArithmetic(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class CudaArithmetic(TorchFunctionMode):
     """Runs operations on CPU tensors in the formats, and attention by the kernel, of CUDA."""
 
     def __torch_function__(
@@ -45,10 +79,6 @@ class CudaArithmetic(TorchFunctionMode):  # type: ignore[no-untyped-call]
         """Run one call of torch's interface."""
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if func is Tensor.backward:
-            # The mode does not hold inside a call it is shown; recomputation needs it.
-            with self:
-                return backward(*args, **given)
         if name == "scaled_dot_product_attention":
             return attended(func, *args, **given)
         if name in IN_FP32 | TO_FP32 and torch.is_autocast_enabled("cpu"):
@@ -59,9 +89,17 @@ class CudaArithmetic(TorchFunctionMode):  # type: ignore[no-untyped-call]
         return func(*args, **given)
 
 
-def backward(loss: Tensor, gradient: Tensor | None = None, **settings: Any) -> None:
-    """As `Tensor.backward`."""
-    torch.autograd.backward(loss, gradient, **settings)
+def again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a block, under CUDA's arithmetic also where it is computed again: torch's
+    modes do not hold inside a backward pass."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._len_torch_function_stack():
+            return forward(*args, **kwargs)
+        with CudaArithmetic():
+            return forward(*args, **kwargs)
+
+    return run
 
 
 def is_half(args: Sequence[Any]) -> bool:
@@ -107,10 +145,10 @@ def attended(
         bias = None if attn_mask is None else attn_mask.to(q.dtype)
         if bias is not None:
             bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        found = aten._scaled_dot_product_efficient_attention(
+        efficient: Tensor = aten._scaled_dot_product_efficient_attention(
             q, k, v, bias, True, dropout_p, is_causal, scale=scale
         )[0]
-        return found
+        return efficient
     if not cuda.math_sdp_enabled():
         masked = "with" if attn_mask is not None else "without"
         raise Unsupported(

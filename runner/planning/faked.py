@@ -15,10 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from models.documents import Documents
 from runner.contracts import MicroBatch
 
-
-FUSED = frozenset(
-    f"aten::_fused_{algorithm}_" for algorithm in ("adam", "adamw", "sgd", "adagrad")
-)
+FUSED = frozenset(f"aten::_fused_{algorithm}_" for algorithm in ("adam", "adamw", "sgd", "adagrad"))
 
 
 class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,9 +54,10 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def faking() -> Iterator[FakeTensorMode]:
-    """Inside, tensors are fake, modules convert in place and numbers are answered for."""
+    """Inside, tensors are fake, modules convert in place and numbers are answered for. The random
+    state stays as it was."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with converting_in_place(), mode, Answers():
+    with torch.random.fork_rng(devices=[]), converting_in_place(), mode, Answers():
         yield mode
 
 
@@ -68,7 +66,7 @@ def converting_in_place() -> Iterator[None]:
     """Let modules that hold fake tensors change format and device, which torch's own way, swapping
     two tensors, refuses for them."""
     original = nn.Module._apply
-    nn.Module._apply = _apply  # type: ignore[method-assign, assignment]
+    nn.Module._apply = _apply  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -79,7 +77,8 @@ def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool 
     for child in module.children() if recurse else ():
         _apply(child, change)
     with torch.no_grad():
-        for owner in (module._parameters, module._buffers):
+        owners: Any = (module._parameters, module._buffers)
+        for owner in owners:
             for name, tensor in list(owner.items()):
                 if tensor is not None:
                     owner[name] = changed(tensor, change(tensor))

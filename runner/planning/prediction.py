@@ -64,11 +64,15 @@ def predict(
     micros: Sequence[MicroBatch],
     *,
     target: Target,
+    held: bool = False,
+    times: int | None = None,
     whole: bool = False,
 ) -> Prediction:
     """The account of an update over `micros`, at most two of which are traced: the second finds
     gradients there already, and further ones find what it found.
 
+    held: whether gradients are there from the start, as a micro-batch before leaves them. times:
+    micro-batches of the update, whose work is counted; None for as many as there are in `micros`.
     `whole` traces the model as it is, however deep. Raises what a part raises that cannot be
     traced on fake tensors.
     """
@@ -78,7 +82,7 @@ def predict(
     chosen = None if whole or not hasattr(parts.model, "layers") else depths(own, period)
 
     def run(layers: int | None) -> Trace:
-        return trace(config, parts, traced, target=target, layers=layers)
+        return trace(config, parts, traced, target=target, layers=layers, held=held)
 
     if chosen is None:
         one = run(None)
@@ -92,7 +96,7 @@ def predict(
     return Prediction(
         account=with_workspace(account, target.workspace),
         target=target.name,
-        flops=round(flops * len(micros) / len(traced)),
+        flops=round(flops * (times or len(micros)) / len(traced)),
         layers=chosen or (own,),
         workspace=target.workspace,
     )

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from runner.contracts import Fault, UserError
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
+
+if TYPE_CHECKING:
+    import torch
 
 MIB = 2**20
 
@@ -53,9 +57,7 @@ class Target:
 
 
 def _gpu(name: str, driver: str, mib: int, workspace: int = WORKSPACE) -> Target:
-    return Target(
-        name=name, driver=driver, memory=mib * MIB, workspace=workspace, context=CONTEXT
-    )
+    return Target(name=name, driver=driver, memory=mib * MIB, workspace=workspace, context=CONTEXT)
 
 
 CPU = Target(name="cpu", cuda=False)
@@ -80,6 +82,23 @@ GPUS: Mapping[str, Target] = MappingProxyType(
         )
     }
 )
+
+
+def target_of(device: torch.device) -> Target:
+    """The target that a device at hand is."""
+    import torch
+
+    if device.type != CUDA.name:
+        return CPU
+    driver = torch.cuda.get_device_name(device)
+    hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    return Target(
+        name=driver,
+        driver=driver,
+        memory=int(torch.cuda.get_device_properties(device).total_memory),
+        workspace=WORKSPACE_HOPPER if hopper else WORKSPACE,
+        context=CONTEXT,
+    )
 
 
 def target_named(name: str, device: str) -> Target:

@@ -17,7 +17,7 @@ from runner.measure.account import MemoryTracker
 from runner.measure.derive import category
 from runner.measure.evidence import Watch
 from runner.measure.live import Event, Log
-from runner.planning.arithmetic import CudaArithmetic
+from runner.planning.arithmetic import CudaArithmetic, again
 from runner.planning.faked import fake_micro_batch, faking
 from runner.planning.target import Target
 from runner.step import Training, measured_update
@@ -63,15 +63,20 @@ def trace(
     *,
     target: Target,
     layers: int | None = None,
+    held: bool = False,
 ) -> Trace:
     """Trace the second update of a job, over `micros`, with a model of `layers` blocks or its own.
+
+    held: leave the gradients where they are, as if another micro-batch had come before.
 
     Nothing is computed and nothing large allocated. The random state stays as it is.
     """
     spec = parts.model if layers is None else replace(parts.model, layers=layers)
     arithmetic = CudaArithmetic() if target.cuda else nullcontext()
     with faking() as mode:
-        training = fake_training(config, replace(parts, model=spec))
+        training = fake_training(config, replace(parts, model=spec), target)
+        if held:
+            training.clear_gradients = lambda optimizer: None
         faked = [fake_micro_batch(micro, mode) for micro in micros]
         tracker = MemoryTracker(
             model=training.model,
@@ -86,10 +91,13 @@ def trace(
     return Trace(log=log, layers=spec.describe().layers, flops=watch.result().total)
 
 
-def fake_training(config: Mapping[str, Any], parts: Parts) -> Training:
+def fake_training(config: Mapping[str, Any], parts: Parts, target: Target) -> Training:
     """The job's training as it is after its first update, on fake tensors."""
     model: nn.Module = parts.model.build(config["seed"])
     model = parts.precision.prepare(model)
+    if target.cuda:
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.forward = again(block.forward)
     for lever in parts.levers.values():
         lever.apply(model)
     eager = {**config, "compile": "off"}
