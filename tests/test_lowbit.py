@@ -294,3 +294,14 @@ def test_tf32_is_emulated_over_fp32_whatever_the_dimensions() -> None:
     found = conversion_of(model)
     assert found is not None and len(found.converted) == 4
     assert emulation.formats["compute"] == "tf32"
+
+
+def test_a_width_that_no_fp8_kernel_takes_is_refused_by_name_and_an_odd_vocabulary_is_not() -> None:
+    """712 is 44.5 times 16; 259 rows are the head's, which no recipe converts."""
+    recipe = Float8(scales="tensorwise").emulation()
+    assert recipe is not None
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.out: 712 is not a multiple of 16"):
+        recipe.prepare(GPT(layers=1, heads=8, width=712, positions=8, vocab=259).build(0))
+    made = recipe.prepare(GPT(layers=1, heads=2, width=32, positions=8, vocab=259).build(0))
+    found = conversion_of(made)
+    assert found is not None and len(found.converted) == 4

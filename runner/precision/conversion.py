@@ -124,7 +124,8 @@ def convert(
 
 
 def _nothing(left: Mapping[str, str], multiple: int) -> Fault:
-    reasons = "; ".join(f"{name}: {why}" for name, why in list(left.items())[:3])
+    refused = {name: why for name, why in left.items() if "multiple" in why} or left
+    reasons = "; ".join(f"{name}: {why}" for name, why in list(refused.items())[:2])
     return Fault(
         key="precision",
         given=f"a recipe that converts none of this model's layers ({reasons})",
