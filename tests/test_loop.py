@@ -161,12 +161,12 @@ def test_the_short_last_update_of_an_epoch_uses_its_own_count(tmp_path: Path) ->
 
 
 def test_the_short_update_s_step_is_the_mean_over_its_three_examples(tmp_path: Path) -> None:
-    from runner.data.order import updates_from
+    from runner.data.order import Numbered
     from tests.support import reference_gradient, relative_difference
 
     chosen = [example(6, seed=n) for n in range(7)]
-    order = updates_from(1, count=7, batch=4, seed=0)
-    last = [chosen[i] for i in next(order).indices]
+    last = [chosen[i] for i in Numbered(7, batch=4, seed=0)[1].indices]
+    assert len(last) == 3
     model = tiny_gpt(double=True)
     _, gradients = reference_gradient(model, last)
     before = weights(model)
