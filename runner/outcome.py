@@ -27,6 +27,7 @@ from runner.measure.gradients import GradientProbe
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.measure.storages import plain_tensors
+from runner.planning.fitting import Saving, enough, room_of
 from runner.planning.prediction import Prediction, predict
 from runner.planning.target import target_of
 from runner.precision.conversion import conversion_of, converted_flops
@@ -160,8 +161,29 @@ def shortage_of(run: Run) -> list[str]:
         f"an update needs {account.peak_bytes / 2**20:,.1f} MiB in {account.peak_phase}{how}",
         f"largest live object: {account.largest_live_object}",
     ]
+    try:
+        fitting = [f"{row.words} (work x {row.work:.2f})" for row in enough_for(run)]
+    except Exception as error:
+        fitting = []
+        words.append(f"what would fit could not be predicted: {type(error).__name__}: {error}")
+    if fitting:
+        return [*words, f"predicted to fit with {', '.join(fitting)}"]
     levers = smaller_with(run)
     return [*words, f"smaller with {', '.join(levers)}"] if levers else words
+
+
+def enough_for(run: Run) -> list[Saving]:
+    """Single changes with which the job is predicted to fit, least work first."""
+    job = run.job
+    if job is None or not isinstance(run.prediction, Prediction):
+        return []
+    parts = job.parts
+    return enough(
+        run.config,
+        target_of(job.device),
+        room_of(run.config["memory_limit"], job.device),
+        lambda option: option.lever.refusal(parts.model.describe(), parts.precision, job.device),
+    )
 
 
 def numerics_found(run: Run, dropped: Mapping[str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.accounting import divisors, model_flops, optimizer_traffic
+from runner.advice import Option
 from runner.checks import AUTO, build_parts
 from runner.compose import command_of
 from runner.contracts import Fault, UserError
@@ -36,11 +37,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def plan_lines(config: Mapping[str, Any], title: str) -> list[str]:
     """The plan of a job, a line per subject, the table of levers last. Raises UserError."""
+    import torch
+
     from runner.planning.fitting import savings, smallest_accum
     from runner.planning.planned import planned
     from runner.planning.target import target_named
 
     target = target_named(config["plan"]["device"], config["device"])
+    parts = build_parts(config)
+
+    def refusal(option: Option) -> str | None:
+        # Whether a GPU that is not here would refuse an option cannot be tried.
+        if target.cuda:
+            return None
+        return option.lever.refusal(parts.model.describe(), parts.precision, torch.device("cpu"))
+
     memory = config["plan"]["memory"]
     whole = bytes_of(memory) if memory is not None else target.memory
     room = None if whole is None else whole - target.context
@@ -70,7 +81,7 @@ def plan_lines(config: Mapping[str, Any], title: str) -> list[str]:
             LINE.format("memory", fit_words(account.peak_bytes, whole, room)),
             LINE.format("fits best", fitting_words(config, fitting)),
         ]
-    lines += ["  levers", *table(savings(config, target, found), room)]
+    lines += ["  levers", *table(savings(config, target, found, refusal=refusal), room)]
     return lines
 
 

@@ -13,13 +13,11 @@ from runner.accounting import divisors
 from runner.assemble import Job, assemble, feed_of, planned_updates
 from runner.checks import AUTO, Parts
 from runner.contracts import Corpus
-from runner.environment import device_bytes
 from runner.measure.probe import probe
 from runner.outcome import Run
-from runner.planning.fitting import smallest
+from runner.planning.fitting import room_of, smallest
 from runner.planning.prediction import predict
-from runner.planning.target import Target, target_of
-from runner.units import bytes_of
+from runner.planning.target import target_of
 
 
 def settled(run: Run, parts: Parts, device: torch.device, corpus: Corpus) -> Job:
@@ -32,7 +30,7 @@ def settled(run: Run, parts: Parts, device: torch.device, corpus: Corpus) -> Job
     if config["accum"] != AUTO:
         return assemble(config, parts, device, corpus)
     run.say("finding the largest micro-batch")
-    room = room_of(config, device)
+    room = room_of(config["memory_limit"], device)
     accums = divisors(config["batch"])
     first = smallest(accums, lambda accum: predicted(config, parts, device, corpus, accum), room)
     for accum in accums[accums.index(first or accums[-1]) : -1]:
@@ -46,15 +44,6 @@ def settled(run: Run, parts: Parts, device: torch.device, corpus: Corpus) -> Job
             torch.cuda.empty_cache()
     run.settle(accums[-1])
     return assemble(run.config, parts, device, corpus)
-
-
-def room_of(config: Mapping[str, Any], device: torch.device) -> int:
-    """Bytes that an update may take: the job's limit, else what the device has for it."""
-    limit = config["memory_limit"]
-    if limit is not None:
-        return bytes_of(limit)
-    target: Target = target_of(device)
-    return (target.memory or device_bytes(device)) - target.context
 
 
 def predicted(

@@ -16,9 +16,11 @@ from runner.accounting import divisors
 from runner.advice import Option, options
 from runner.config import build, levers_of
 from runner.contracts import UserError
+from runner.environment import device_bytes
 from runner.planning.planned import attempt, planned
 from runner.planning.prediction import Prediction
-from runner.planning.target import Target
+from runner.planning.target import Target, target_of
+from runner.units import bytes_of
 
 PROCESSES = 2
 """Most processes that trace at the same time."""
@@ -49,14 +51,20 @@ class Saving:
     reason: str = ""
 
 
-def changes(config: Mapping[str, Any]) -> Iterator[Change | Saving]:
+Refusal = Callable[[Option], str | None]
+"""Why an option cannot be had on the device, or None."""
+
+
+def changes(
+    config: Mapping[str, Any], refusal: Refusal, *, to_run: bool
+) -> Iterator[Change | Saving]:
     """Every other option of every lever, and the next accumulation; as a Saving what the rest of
-    the job does not admit."""
+    the job or the device does not admit. to_run: whether weights to start from must be there."""
     for option in options():
         if option.node == config["memory"].get(option.group):
             continue
         changed = option.within(config)
-        reason = conflict(option, changed)
+        reason = conflict(changed, to_run=to_run) or refusal(option) or ""
         yield (
             Saving(words=option.words, reason=reason)
             if reason
@@ -67,25 +75,33 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change | Saving]:
         yield Change(words=f"accum={more[0]}", config={**config, "accum": more[0]})
 
 
-def conflict(option: Option, changed: Mapping[str, Any]) -> str:
+def conflict(changed: Mapping[str, Any], *, to_run: bool) -> str:
     """Why the job cannot have the option, or nothing."""
     try:
         levers = [build(n, key=k, allow=changed["allow"]) for k, n in levers_of(changed["memory"])]
     except UserError as error:
         return error.faults[0].allowed
     faults = [fault for lever in levers for fault in lever.conflicts(changed)]
-    hard = [fault for fault in faults if fault.key != WITHOUT_WEIGHTS]
+    hard = [fault for fault in faults if to_run or fault.key != WITHOUT_WEIGHTS]
     return f"needs {hard[0].next_step}" if hard else ""
 
 
-def savings(config: Mapping[str, Any], target: Target, base: Prediction) -> list[Saving]:
+def savings(
+    config: Mapping[str, Any],
+    target: Target,
+    base: Prediction,
+    *,
+    refusal: Refusal = lambda option: None,
+    to_run: bool = False,
+    processes: int = PROCESSES,
+) -> list[Saving]:
     """What each change would save, most first; what cannot be had last.
 
-    Traced in processes of their own, forked from this one.
+    Traced in processes of their own, forked from this one; here where only one is allowed.
     """
-    found = list(changes(config))
+    found = list(changes(config, refusal, to_run=to_run))
     wanted = [change for change in found if isinstance(change, Change)]
-    tried = _attempts(wanted, target)
+    tried = _attempts(wanted, target, processes)
     done = [saving_of(c, p, base) for c, p in zip(wanted, tried, strict=True)]
     done += [saving for saving in found if isinstance(saving, Saving)]
     return sorted(done, key=lambda saving: (saving.peak is None, -saving.saved))
@@ -103,14 +119,14 @@ def saving_of(change: Change, tried: Prediction | str, base: Prediction) -> Savi
     )
 
 
-def _attempts(wanted: Sequence[Change], target: Target) -> list[Prediction | str]:
+def _attempts(wanted: Sequence[Change], target: Target, processes: int) -> list[Prediction | str]:
     """Tries of all changes, in their order. Options of one lever share a process, which loads
     what they need once."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for change in wanted:
         groups.setdefault(change.words.partition("=")[0], []).append(change.config)
     run = partial(_in_turn, target=target)
-    processes = min(PROCESSES, len(os.sched_getaffinity(0)), len(groups))
+    processes = min(processes, len(os.sched_getaffinity(0)), len(groups))
     if processes < 2:
         tried = [run(configs) for configs in groups.values()]
     else:
@@ -126,6 +142,22 @@ def _attempts(wanted: Sequence[Change], target: Target) -> list[Prediction | str
 
 def _in_turn(configs: Sequence[Mapping[str, Any]], target: Target) -> list[Prediction | str]:
     return [attempt(config, target) for config in configs]
+
+
+def enough(config: Mapping[str, Any], target: Target, room: int, refusal: Refusal) -> list[Saving]:
+    """The changes with which the job would fit into `room` bytes, least work first."""
+    base = planned(config, target)
+    rows = savings(config, target, base, refusal=refusal, to_run=True, processes=1)
+    fit = [row for row in rows if row.peak is not None and row.peak <= room and row.saved > 0]
+    return sorted(fit, key=lambda row: (row.work, -row.saved))
+
+
+def room_of(limit: str | None, device: torch.device) -> int:
+    """Bytes that an update may take: a limit, else what the device has for it."""
+    if limit is not None:
+        return bytes_of(limit)
+    target = target_of(device)
+    return (target.memory or device_bytes(device)) - target.context
 
 
 # --- micro-batches ----------------------------------------------------------------------------
