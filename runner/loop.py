@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -15,7 +15,8 @@ from runner.contracts import MicroBatch
 from runner.evaluation import Evaluation
 from runner.journal import Journal
 from runner.measure.clock import HostClock, Interval
-from runner.records import EvaluationRecord, UpdateRecord
+from runner.measure.looks import Looks
+from runner.records import EvaluationRecord, NumericsRecord, UpdateRecord
 from runner.step import Outcome, Training, measured_update
 
 NONFINITE_LIMIT = 3
@@ -60,7 +61,8 @@ class Loop:
 
     updates: applied updates to reach; warmup: first attempts left out of statistics;
     eval_every: applied updates between evaluations. stop: asked before every update.
-    compiled: compilations so far; an update in which it grew is marked.
+    compiled: compilations so far; an update in which it grew is marked. looks: what rounding does,
+    looked at after some updates, which are marked.
     """
 
     training: Training
@@ -73,6 +75,7 @@ class Loop:
     eval_every: int | None
     stop: Callable[[], bool]
     compiled: Callable[[], int] = lambda: 0
+    looks: Looks | None = None
     records: list[UpdateRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     lengths: list[Sequence[int]] = field(default_factory=list)
@@ -143,6 +146,7 @@ class Loop:
             torch.cuda.reset_peak_memory_stats(self.training.device)
         self.attempts += 1
         compilations = self.compiled()
+        before = self._before_a_look()
         outcome = measured_update(self.training, lambda: next(self.draws), self.clock)
         memory = None
         if cuda:
@@ -159,7 +163,22 @@ class Loop:
         )
         if not cuda:
             self._settle_all()
+        if before is not None:
+            self._look(before)
         self._evaluate_if_due()
+
+    def _before_a_look(self) -> Mapping[str, torch.Tensor] | None:
+        """What the coming update will change, if a look follows it."""
+        coming = self.applied + self._unsettled() + 1
+        return self.looks.before() if self.looks is not None and self.looks.due(coming) else None
+
+    def _look(self, before: Mapping[str, torch.Tensor]) -> None:
+        """Record what rounding does, if the update was applied; its time counts nowhere."""
+        assert self.looks is not None
+        self._settle_all()
+        self.flight[-1].marks.append("numerics")
+        if self.looks.due(self.applied) and self.flight[-1].applied_before < self.applied:
+            self.journal.append(NumericsRecord(update=self.applied, values=self.looks.take(before)))
 
     def _evaluate_if_due(self) -> None:
         expected = self.applied + self._unsettled()

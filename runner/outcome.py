@@ -286,7 +286,8 @@ def memory_figures(run: Run) -> dict[str, float]:
     """Peak bytes: over all updates on CUDA, from the account on a CPU."""
     assert run.loop is not None and run.device is not None
     if run.device.type == "cuda":
-        seen = [record.memory for record in run.loop.records if record.memory]
+        plain = [record for record in run.loop.records if "numerics" not in record.marks]
+        seen = [record.memory for record in plain or run.loop.records if record.memory]
         return {
             f"peak_{kind}_bytes": max(memory[kind] for memory in seen)
             for kind in ("allocated", "reserved")

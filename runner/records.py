@@ -161,7 +161,28 @@ class EvaluationRecord:
         return cls(update=line["update"], eval_loss=loss, eval_tokens=line["eval_tokens"])
 
 
-JournalLine = UpdateRecord | EvaluationRecord
+@dataclass(frozen=True, kw_only=True)
+class NumericsRecord:
+    """What rounding did around applied update `update`.
+
+    values: figures by their name without `numerics/`; one that is not finite is left out.
+    """
+
+    update: int
+    values: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """The journal's line."""
+        known = {name: value for name, value in self.values.items() if math.isfinite(value)}
+        return {"update": self.update, "numerics": known}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> NumericsRecord:
+        """Read a line back."""
+        return cls(update=line["update"], values=line["numerics"])
+
+
+JournalLine = UpdateRecord | EvaluationRecord | NumericsRecord
 
 
 def parse_line(line: str) -> JournalLine:
@@ -171,6 +192,8 @@ def parse_line(line: str) -> JournalLine:
 
 def line_of(data: Mapping[str, Any]) -> JournalLine:
     """A journal object as its record."""
+    if "numerics" in data:
+        return NumericsRecord.from_json(data)
     return (EvaluationRecord if "eval_loss" in data else UpdateRecord).from_json(data)
 
 

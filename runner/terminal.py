@@ -92,7 +92,7 @@ class Progress:
             self._offset = offset
             if isinstance(line, EvaluationRecord):
                 self._evaluation = line
-            else:
+            elif isinstance(line, UpdateRecord):
                 self._window = [*self._window, line][-WINDOW:]
                 self._since.append(line)
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -32,13 +32,14 @@ from runner.assemble import (
     realised,
 )
 from runner.compiling import OFF
-from runner.contracts import Unsupported, UserError
+from runner.contracts import MicroBatch, Unsupported, UserError
 from runner.environment import device_id, other_processes
 from runner.journal import Journal
 from runner.locking import exclusive
 from runner.loop import Diverged, Loop, Stopped
 from runner.measure.clock import clock_for
 from runner.measure.gradients import measured_gradients
+from runner.measure.looks import Looks
 from runner.measure.probe import probe
 from runner.measure.profiling import UPDATES, record_timeline
 from runner.measure.shortage import MemoryLimit, account_of_a_part
@@ -91,6 +92,15 @@ def _guarded(run: Run, stop: Callable[[], bool]) -> tuple[str, str]:
         text = f"{type(error).__name__}: {error}".strip()
         return ("oom" if _out_of_memory(error) else "error"), text
     return "ok", ""
+
+
+def looks_of(job: Job, probes: Sequence[Sequence[MicroBatch]]) -> Looks | None:
+    """The looks at numerics that the job asks for."""
+    every = job.config["numerics"]["every"]
+    micro = next((m for micros in probes for m in micros if m.counts.useful), None)
+    if every is None or micro is None:
+        return None
+    return Looks(training=job.training, recipe=job.parts.precision, micro=micro, every=every)
 
 
 def limit_memory(run: Run, device: torch.device) -> None:
@@ -192,8 +202,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
         raise Contradiction(f"evidence: {'; '.join(against)}")
     if config["numerics"]["probe"] and parts.precision.numerics == "close":
         begin_s = perf_counter()
-        micros = job.feed.probes(job.updates)[-1]
-        run.gradients = measured_gradients(job.training, parts.precision, micros)
+        run.gradients = measured_gradients(job.training, parts.precision, probes[-1])
         run.timings["gradients_s"] = perf_counter() - begin_s
     if config["profile"]:
         profiled = [next(job.feed.draws(start)) for start in range(UPDATES)]
@@ -213,6 +222,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
             eval_every=config["eval"]["every"],
             stop=stop,
             compiled=lambda: run.compilations.graphs,
+            looks=looks_of(job, probes),
         )
         run.loop.run()
     finally:

@@ -14,7 +14,7 @@ import torch
 
 from runner import outcome
 from runner.contracts import Counts
-from runner.forwarding.curves import NONFINITE, Curves, values_of
+from runner.forwarding.curves import NONFINITE, NUMERICS, Curves, values_of
 from runner.forwarding.runs import is_timed
 from runner.records import PHASES, RunRecord, UpdateRecord
 from runner.worker import run_folder
@@ -70,7 +70,8 @@ UPDATE = UpdateRecord(
 def test_every_name_has_a_meaning_a_unit_a_ratio_a_place_and_a_condition() -> None:
     rows = table()
     assert len(rows) == len({row.name for row in rows}) > 30
-    conditions = {"always", "CUDA", "loss scaling", "not FP32", "peak known", "not finite"}
+    conditions = {"always", "CUDA", "loss scaling", "not FP32", "looks"}
+    conditions |= {"peak known", "not finite"}
     conditions |= {"eager"}
     for row in rows:
         assert row.unit in UNITS, row
@@ -91,7 +92,8 @@ def test_the_unit_of_a_name_is_the_one_in_the_name() -> None:
 
 def test_the_curves_of_the_page_are_those_that_the_code_can_draw() -> None:
     code = {name for name, _ in values_of(UPDATE, emulated=False)} | {"loss/eval"}
-    page = {row.name for row in table() if not row.name.startswith("summary/")}
+    others = ("summary/", NUMERICS)  # curves of numerics: tests/test_looks.py
+    page = {row.name for row in table() if not row.name.startswith(others)}
     assert page == code | {f"{NONFINITE}<curve>"}
 
 
@@ -108,7 +110,9 @@ def test_a_value_that_is_not_finite_draws_the_curve_beside_it() -> None:
 def test_an_emulated_run_logs_what_the_page_says() -> None:
     drawn = {name for name, _ in values_of(UPDATE, emulated=True)} | {"loss/eval"}
     untimed = {row.name for row in table() if row.unit not in ("s", "tokens/s")}
-    assert drawn == {name for name in untimed if not re.match("summary/|nonfinite/", name)}
+    assert drawn == {
+        name for name in untimed if not re.match("summary/|nonfinite/|numerics/", name)
+    }
     summaries = {row.name for row in table() if row.name.startswith("summary/")}
     dropped = {name for name in summaries if is_timed(name.removeprefix("summary/"))}
     assert dropped == (summaries - untimed) | {"summary/mfu"}

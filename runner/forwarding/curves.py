@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from runner.accounting import KINDS, rate
-from runner.records import PHASES, EvaluationRecord, JournalLine, UpdateRecord, nonfinite
+from runner.records import (
+    PHASES,
+    EvaluationRecord,
+    JournalLine,
+    NumericsRecord,
+    UpdateRecord,
+    nonfinite,
+)
 
 NONFINITE = "nonfinite/"
 """Prefix of the curve beside a curve that says at which steps its value was not finite."""
@@ -55,6 +62,9 @@ def values_of(update: UpdateRecord, *, emulated: bool) -> Iterator[tuple[str, fl
         yield f"tokens/{kind}_per_s", rate(getattr(update.tokens, kind), update.total)
 
 
+NUMERICS = "numerics/"
+
+
 def is_notable(update: UpdateRecord) -> bool:
     """Whether thinning must keep this update: skipped, not finite, or with an evaluation."""
     odd = nonfinite(update.loss) or nonfinite(update.grad_norm)
@@ -84,6 +94,11 @@ class Curves:
         """Points to send for the next line; empty when it is thinned out."""
         if isinstance(line, EvaluationRecord):
             return self._points("loss/eval", line.eval_loss)
+        if isinstance(line, NumericsRecord):
+            whole = {name: value for name, value in line.values.items() if "/" not in name}
+            return [
+                p for name, value in whole.items() for p in self._points(NUMERICS + name, value)
+            ]
         self._elapsed += line.total
         self._attempt = line.attempt
         self._watch(line)

@@ -115,6 +115,13 @@ def gradient_probe(
     )
 
 
+def fp32_gradients(training: Training, recipe: Recipe, micro: MicroBatch) -> dict[str, Tensor]:
+    """The unscaled FP32 gradient of a micro-batch by parameter, at the weights that are there."""
+    divisor = training.objective.denominator([micro]) or 1.0
+    with eagerly(), exact(training.model, recipe):
+        return _gradients(training, to_device(micro, training.device), 1.0 / divisor)[1]
+
+
 def measured_gradients(
     training: Training, recipe: Recipe, micros: Sequence[MicroBatch]
 ) -> GradientProbe | None:

@@ -1,0 +1,134 @@
+"""Tests for ../runner/measure/looks.py: what rounding does while training goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.compose import command_of
+from runner.door import parser
+from runner.forwarding.curves import NUMERICS, Curves
+from runner.measure.looks import Looks, Rounding, beyond_range, unmoved_share
+from runner.optimizer import Sgd
+from runner.precision.formats import E4M3, FP16
+from runner.records import NumericsRecord, RunRecord, line_of, read_journal, updates_of
+from runner.running import run
+from tests.support import tiny_gpt, training_of
+from tests.test_glossary import table
+from tests.test_recipes import job_of
+from tests.test_shortage import CORPUS_JOB
+
+
+def test_a_gradient_of_1e_8_is_lost_in_fp16_at_scale_1_and_kept_at_65536() -> None:
+    gradients = [torch.tensor([1e-8, 0.0, 1e-3, 2.0])]
+    assert beyond_range(gradients, FP16, 1.0) == (pytest.approx(1 / 3), 0.0)
+    assert beyond_range(gradients, FP16, 65536.0) == (0.0, pytest.approx(1 / 3))  # 2 overflows
+    assert beyond_range([torch.zeros(3)], FP16, 1.0) == (0.0, 0.0)
+    # Half of the smallest number ties to 0, a hair more does not.
+    half = torch.tensor([FP16.smallest / 2, FP16.smallest / 2 * 1.01], dtype=torch.float64)
+    assert beyond_range([half], FP16, 1.0) == (0.5, 0.0)
+
+
+def test_a_bf16_weight_of_1_does_not_move_by_1e_4_and_an_fp32_one_does() -> None:
+    shares = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        training = training_of(tiny_gpt(), optimizer=Sgd(lr=1e-4))
+        weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+        training.trained = {"w": weight}
+        before = {"w": weight.detach().clone()}
+        weight.grad = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=dtype)
+        with torch.no_grad():
+            weight -= 1e-4 * weight.grad
+        shares[dtype] = unmoved_share(training, before)
+    assert shares == {torch.bfloat16: 1.0, torch.float32: 0.0}
+
+
+def test_rounding_is_summed_by_hand() -> None:
+    found = Rounding()
+    found.take(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.5]))
+    assert found.error == pytest.approx(0.5 / 5) and found.amax == 4.0
+    assert found.saturated == 0.5  # 4 is larger than anything that is left
+
+
+def looked(*words: str) -> dict[str, float]:
+    job, _ = job_of("accum=2", "model.layers=2", *words)
+    micro = job.feed.probes(2)[-1][0]
+    looks = Looks(training=job.training, recipe=job.parts.precision, micro=micro, every=1)
+    before = looks.before()
+    for tensor in job.training.trained.values():
+        tensor.grad = torch.ones_like(tensor)
+    buffers = {n: b.clone() for n, b in job.training.model.named_buffers()}
+    state = torch.get_rng_state()
+    values = looks.take(before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(buffers[n], b) for n, b in job.training.model.named_buffers())
+    assert values["lost_share"] == 1.0  # nothing was changed since
+    return values
+
+
+def test_narrow_operands_have_errors_by_kind_and_block_that_order_as_their_formats() -> None:
+    mx, nv = looked("precision=mxfp8"), looked("precision=nvfp4")
+    kinds = ("inputs", "weights", "gradients")
+    for kind in kinds:
+        assert 0 < mx[f"{kind}_error"] < nv[f"{kind}_error"] < 0.3
+        assert {f"{kind}_error/blocks.0", f"{kind}_error/blocks.1"} <= set(mx)
+    # At most half a step of 1/8 in each value: the whole lies below 2**-4.
+    assert mx["weights_error"] < 2**-4 and E4M3.fraction_bits == 3
+    assert mx["weights_amax"] > 0
+
+
+def test_delayed_scaling_states_how_far_its_prediction_was_off() -> None:
+    found = looked("precision=fp8_delayed")
+    assert found["amax_error_least"] <= found["amax_error_most"]
+    # No tensor came before, so that the scale is 1 and 448 is expected of values below 10.
+    assert found["amax_error_most"] > 40
+
+
+def test_ranges_are_stated_for_sixteen_bit_gradients_only() -> None:
+    assert "underflow_share" in looked("precision=bf16")
+    assert "underflow_share" not in looked("precision=mxfp8")
+
+
+def test_the_glossary_names_every_curve_of_a_look() -> None:
+    recipes = ("fp16", "fp8_delayed")
+    found = {n for r in recipes for n in looked(f"precision={r}") if "/" not in n}
+    page = {row.name for row in table() if row.name.startswith(NUMERICS)}
+    assert page == {f"{NUMERICS}{name}" for name in found}
+
+
+def test_a_run_looks_every_so_often_marks_those_updates_and_trains_as_without(
+    tmp_path: Path, corpora: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    for every in ("null", "5"):
+        folder = tmp_path / every
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        words = [
+            f"cache='{corpora}'",
+            *CORPUS_JOB,
+            "precision=bf16_pure",
+            f"numerics.every={every}",
+        ]
+        assert run(command_of(parser().parse_args(words), folder), folder, words) == 0
+        (path,) = folder.glob("runs/*/*/journal.jsonl")
+        lines = read_journal(path)
+        losses.append([u.loss for u in updates_of(lines)])
+    assert losses[0] == losses[1]
+    found = [line for line in lines if isinstance(line, NumericsRecord)]
+    assert [line.update for line in found] == [5, 10]
+    assert all(0 < line.values["lost_share"] < 1 for line in found)
+    marked = [u.update for u in updates_of(lines) if "numerics" in u.marks]
+    assert marked == [5, 10]
+    record = RunRecord.read(path.parent)
+    assert record is not None and record.sizes["updates_timed"] == 14 - 2 - 2
+
+
+def test_a_line_of_numerics_is_read_back_and_drawn_without_its_groups() -> None:
+    line = NumericsRecord(update=5, values={"lost_share": 0.25, "inputs_error/blocks.0": 0.1})
+    assert line_of(json.loads(json.dumps(line.to_json()))) == line
+    points = Curves(start_ms=0, emulated=False).take(line)
+    assert [(p.name, p.value) for p in points] == [("numerics/lost_share", 0.25)]
