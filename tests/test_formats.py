@@ -121,6 +121,15 @@ def test_beyond_the_largest_value_a_format_clamps_or_overflows(
         assert torch.equal(far[:2].float().to(dtype).double(), round_to(far, form)[:2])
 
 
+def test_e5m2_overflows_from_the_tie_on_where_torch_s_cast_does_and_clamps_where_asked() -> None:
+    points = torch.tensor([57344.0, 61439.9, 61440.0, 65536.0, 3e38, torch.inf])
+    points = torch.cat([points, -points])
+    assert torch.equal(round_to(points, E5M2, saturate=False), points.to(torch.float8_e5m2).float())
+    assert round_to(points, E5M2, saturate=True).abs().unique().tolist() == [57344.0]
+    kept, lost = round_to(torch.tensor([464.0, 465.0]), E4M3, saturate=False).tolist()
+    assert kept == 448.0 and math.isnan(lost)
+
+
 def test_fp4_has_the_eight_sizes_of_its_specification() -> None:
     points = torch.linspace(-8, 8, 3201)
     found = round_to(points, E2M1)

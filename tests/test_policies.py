@@ -71,11 +71,29 @@ def test_mxfp8_is_torchao_s_tensor(dtype: torch.dtype) -> None:
     assert torch.equal(mxfp8(x, dtype), theirs)
 
 
-def test_nvfp4_is_torchao_s_tensor() -> None:
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_an_infinity_or_nan_under_mxfp8_stays_one_as_in_torchao_s_tensor(
+    dtype: torch.dtype,
+) -> None:
     x = wide_range()
+    x[2, 7], x[5, 40], x[6, 3] = torch.inf, torch.nan, -torch.inf
+    theirs = MXTensor.to_mx(x, dtype, 32, ScaleCalculationMode.RCEIL).dequantize(torch.float32)
+    torch.testing.assert_close(mxfp8(x, dtype), theirs, rtol=0, atol=0, equal_nan=True)
+    assert mxfp8(x, dtype)[2, 7].item() == torch.inf
+    assert mxfp8(x, dtype)[5, 32:].isnan().all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20])
+def test_nvfp4_is_torchao_s_tensor_however_small_the_values(size: float) -> None:
+    x = wide_range() * size
     scale = per_tensor_amax_to_scale(x.abs().max())
     theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale).dequantize(torch.float32)
-    torch.testing.assert_close(nvfp4(x), theirs, rtol=1e-6, atol=0)
+    assert theirs.count_nonzero() > 0
+    assert torch.equal(nvfp4(x), theirs)
+
+
+def test_nvfp4_of_zeros_is_zeros() -> None:
+    assert torch.equal(nvfp4(torch.zeros(16, 32)), torch.zeros(16, 32))
 
 
 def test_int8_and_ternary_are_torchao_s() -> None:

@@ -68,21 +68,24 @@ def mxfp8(x: Tensor, dtype: torch.dtype = E4M3, size: int = 32) -> Tensor:
     amax = tiles.abs().amax(-1, keepdim=True)
     mantissa, exponent = torch.frexp(amax / torch.finfo(dtype).max)
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(-127, 127)
-    scale = torch.exp2(exponent.float())
+    # Of infinity and NaN frexp gives no exponent: the largest scale keeps the one, NaN the other.
+    exponent = torch.where(amax.isinf(), 127, exponent)
+    scale = torch.where(amax.isnan(), amax, torch.exp2(exponent.float()))
     return whole((tiles / scale).to(dtype).float() * scale, shape)
 
 
 def nvfp4(x: Tensor, *, rows: int = 1, stochastic: bool = False, size: int = 16) -> Tensor:
     """E2M1 values with an E4M3 scale for each block of rows x `size`, and one FP32 scale for the
     tensor, which brings the largest block scale to E4M3's largest value."""
-    tensor_scale = x.abs().amax().clamp(min=LEAST_AMAX) / (E2M1_MAX * E4M3_MAX)
+    tensor_scale = x.abs().amax() / (E2M1_MAX * E4M3_MAX)
+    tensor_scale = torch.where(tensor_scale == 0, 1.0, tensor_scale)  # small ones keep their own
     tiles, shape = blocks(x, rows, size)
     amax = tiles.abs().amax((1, 3), keepdim=True)
     least = torch.finfo(E4M3).tiny
     scaled = (amax / E2M1_MAX / tensor_scale).clamp(least, E4M3_MAX)
     scale = scaled.to(E4M3).float()
     codes = e2m1(tiles * ((1 / tensor_scale) / scale), stochastic=stochastic)
-    return whole(codes * scale * tensor_scale, shape)
+    return whole(codes * (scale * tensor_scale), shape)
 
 
 def e2m1(x: Tensor, *, stochastic: bool = False) -> Tensor:

@@ -8,12 +8,20 @@ from torch import Tensor
 from runner.precision.formats import Format
 
 
-def round_to(x: Tensor, form: Format, generator: torch.Generator | None = None) -> Tensor:
+def round_to(
+    x: Tensor,
+    form: Format,
+    generator: torch.Generator | None = None,
+    *,
+    saturate: bool | None = None,
+) -> Tensor:
     """`x` with every element on a number of the format, in x's own dtype.
 
     x: float32 or float64, any shape; float64 for fp32 itself. Nearest, ties to even; with a
     generator one of the two neighbours at random, so that the mean is the value itself (stochastic
-    rounding). Values beyond the largest are clamped or overflow as the format does; NaN stays.
+    rounding). Values beyond the largest are clamped or overflow as the format does, or as
+    `saturate` says: conversions to FP8 come in both kinds, and torch's cast to E5M2 overflows. NaN
+    stays.
     """
     wide = x.double()
     size = wide.abs()
@@ -32,11 +40,10 @@ def round_to(x: Tensor, form: Format, generator: torch.Generator | None = None) 
         low = torch.where(size <= form.smallest_normal / 2, 0.0, form.smallest_normal)
         found = torch.where(size < form.smallest_normal, low, found)
     beyond = (found > form.largest) | ~finite
-    found = torch.where(beyond, _beyond(form), found)
+    clamped = form.saturates if saturate is None else saturate
+    found = torch.where(beyond, form.largest if clamped else _missing(form), found)
     return torch.where(wide.isnan(), wide, found.copysign(wide)).to(x.dtype)
 
 
-def _beyond(form: Format) -> float:
-    if form.saturates:
-        return form.largest
+def _missing(form: Format) -> float:
     return torch.inf if form.infinity else torch.nan
