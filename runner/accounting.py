@@ -187,6 +187,32 @@ def model_flops(
     return 3 * (linear + attention) - 2 * frozen
 
 
+def activation_elements(
+    *, n_hidden: float, n_score: float, rows: int, length: int, width: int, heads: int
+) -> float:
+    """Elements that one layer keeps for its backward pass, to first order (specification equation
+    7.2): `n_hidden` tensors of rows x length x width, `n_score` of rows x heads x length^2."""
+    return n_hidden * rows * length * width + n_score * rows * heads * length**2
+
+
+def activation_bytes(
+    *,
+    element_bytes: int,
+    layers: int,
+    n_hidden: float,
+    n_score: float,
+    rows: int,
+    length: int,
+    width: int,
+    heads: int,
+) -> float:
+    """Bytes that all layers keep, to first order (specification equation 7.3)."""
+    elements = activation_elements(
+        n_hidden=n_hidden, n_score=n_score, rows=rows, length=length, width=width, heads=heads
+    )
+    return element_bytes * layers * elements
+
+
 def optimizer_traffic(*, parameters: int, gradients: int, moments: int) -> int:
     """Bytes that one update of the parameters must move: parameters and moments are read and
     written, gradients read. Clipping and the gradient norm move gradients again; they are not

@@ -7,6 +7,8 @@ import math
 import pytest
 
 from runner.accounting import (
+    activation_bytes,
+    activation_elements,
     causal_pairs,
     divisors,
     marked,
@@ -149,3 +151,22 @@ def test_adamw_in_fp32_moves_28_bytes_for_each_parameter() -> None:
 def test_mfu_is_absent_without_a_known_peak() -> None:
     assert mfu(flops=5e11, seconds=1.0, peak_flops_per_s=1e12) == 0.5
     assert mfu(flops=5e11, seconds=1.0, peak_flops_per_s=None) is None
+
+
+# --- activations ------------------------------------------------------------------------------
+
+LARGE = {"n_hidden": 16, "n_score": 1, "length": 1024, "width": 1280, "heads": 20}
+"""The specification's coarse estimate of GPT-2 Large, 36 layers, two bytes an element."""
+
+
+def test_the_linear_and_the_quadratic_term_of_gpt2_large_are_21_million_each() -> None:
+    linear = activation_elements(**{**LARGE, "n_score": 0}, rows=1)
+    quadratic = activation_elements(**{**LARGE, "n_hidden": 0}, rows=1)
+    assert linear == quadratic == 20_971_520
+
+
+def test_gpt2_large_keeps_84_mb_a_layer_3_gb_in_all_and_96_gb_at_batch_32() -> None:
+    one = activation_bytes(element_bytes=2, layers=1, rows=1, **LARGE)
+    every = activation_bytes(element_bytes=2, layers=36, rows=1, **LARGE)
+    batch = activation_bytes(element_bytes=2, layers=36, rows=32, **LARGE)
+    assert (one, every, batch) == (83_886_080, 3_019_898_880, 96_636_764_160)

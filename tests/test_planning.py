@@ -114,6 +114,16 @@ def test_two_depths_tell_what_the_whole_trace_tells(words: tuple[str, ...], targ
     assert two.account.largest[0] == whole.account.largest[0]
 
 
+def test_state_is_planned_for_each_unique_trainable_parameter_once() -> None:
+    """Case C32: a tied model of 29,184 parameters in 28 tensors; 32,384 with the head again."""
+    words = ("model.vocab=100", "model.positions=16", "model.layers=2", "seq_len=16")
+    config, parts, micros = composed(*words)
+    most = predict(config, parts, micros, target=CPU).account.largest_by_category
+    assert most["parameters"] == most["gradients"] == 4 * 29_184
+    # two moments of each, a count for each tensor, the rate that the fused optimizer reads
+    assert most["optimizer_state"] == 2 * 4 * 29_184 + 4 * 28 + 4
+
+
 def test_depths_leave_no_remainder_and_blocks_between_their_ends() -> None:
     assert depths(48, 1) == (3, 4)
     assert depths(4, 1) is None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from runner.accounting import activation_bytes
 from runner.measure.live import (
     BEFORE,
     CATEGORIES,
@@ -216,7 +217,16 @@ def _retained(live: Mapping[Life, int], shapes: LayerShapes, rows: int, length: 
         bytes=sum(tokens.values()),
         other_bytes=sum(live.values()) - sum(tokens.values()),
         element_bytes=usual,
-        estimate=usual * shapes.layers * (n_hidden * hidden + n_score * score),
+        estimate=activation_bytes(
+            element_bytes=usual,
+            layers=shapes.layers,
+            n_hidden=n_hidden,
+            n_score=n_score,
+            rows=rows,
+            length=length,
+            width=shapes.width,
+            heads=shapes.heads,
+        ),
     )
 
 
