@@ -57,8 +57,24 @@ def faking() -> Iterator[FakeTensorMode]:
     """Inside, tensors are fake, modules convert in place and numbers are answered for. The random
     state stays as it was."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.random.fork_rng(devices=[]), converting_in_place(), mode, Answers():
+    with torch.random.fork_rng(devices=[]), converting_in_place(), uncompiled(), mode, Answers():
         yield mode
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Leave functions as they are that a library would have torch compile, one parameter after
+    another: fake tensors run none of what would be compiled, and each call would cost a guard."""
+    original = torch.compile
+
+    def plain(model: Any = None, **settings: Any) -> Any:
+        return model if model is not None else lambda found: found
+
+    torch.compile = plain
+    try:
+        yield
+    finally:
+        torch.compile = original
 
 
 @contextmanager

@@ -125,10 +125,13 @@ def _attempts(wanted: Sequence[Change], target: Target, processes: int) -> list[
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for change in wanted:
         groups.setdefault(change.words.partition("=")[0], []).append(change.config)
+    # The largest groups first, so that none of them is left to the end.
+    order = sorted(groups, key=lambda name: -len(groups[name]))
+    ordered = [groups[name] for name in order]
     run = partial(_in_turn, target=target)
     processes = min(processes, len(os.sched_getaffinity(0)), len(groups))
     if processes < 2:
-        tried = [run(configs) for configs in groups.values()]
+        tried = [run(configs) for configs in ordered]
     else:
         with ProcessPoolExecutor(
             processes,
@@ -136,8 +139,9 @@ def _attempts(wanted: Sequence[Change], target: Target, processes: int) -> list[
             initializer=torch.set_num_threads,
             initargs=(1,),
         ) as pool:
-            tried = list(pool.map(run, groups.values()))
-    return [one for group in tried for one in group]
+            tried = list(pool.map(run, ordered))
+    found = dict(zip(order, tried, strict=True))
+    return [one for name in groups for one in found[name]]
 
 
 def _in_turn(configs: Sequence[Mapping[str, Any]], target: Target) -> list[Prediction | str]:
