@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ import torch
 from runner.compose import command_of
 from runner.door import parser
 from runner.forwarding.curves import NUMERICS, Curves
-from runner.measure.looks import Looks, Rounding, beyond_range, unmoved_share
+from runner.measure.looks import ROOM, Looks, Rounding, beyond_range, unmoved_share
 from runner.optimizer import Sgd
 from runner.precision.formats import E4M3, FP16
+from runner.precision.history import DelayedScale
+from runner.precision.policies import E4M3 as E4M3_TYPE
+from runner.precision.policies import fp8, int4, int8, mxfp8, nvfp4, tf32
 from runner.records import NumericsRecord, RunRecord, line_of, read_journal, updates_of
 from runner.running import run
 from tests.support import tiny_gpt, training_of
@@ -48,9 +52,39 @@ def test_a_bf16_weight_of_1_does_not_move_by_1e_4_and_an_fp32_one_does() -> None
 
 def test_rounding_is_summed_by_hand() -> None:
     found = Rounding()
-    found.take(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.5]))
+    found.take(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.5]), 2**-4)
     assert found.error == pytest.approx(0.5 / 5) and found.amax == 4.0
-    assert found.saturated == 0.5  # 4 is larger than anything that is left
+    assert found.saturated == 0.5  # rounding brings nothing above 3.71875 to 3.5
+    found.take(torch.tensor([3.0, 3.7]), torch.tensor([3.0, 3.5]), 2**-4)
+    assert found.saturated == 0.25
+    unknown = Rounding()
+    unknown.take(torch.tensor([4.0]), torch.tensor([3.5]), None)
+    assert unknown.saturated is None
+
+
+def test_only_what_is_clamped_counts_as_saturated_not_what_is_rounded_down() -> None:
+    """Scales from the tensor itself clamp nothing, wherever their largest code lies; a delayed
+    scale for 1 clamps what is above 1 and half a step."""
+    drawn = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    x = drawn * torch.logspace(-2, 2, 64)[:, None]
+    policies = {
+        "float8_e4m3fn": [mxfp8, partial(fp8, dtype=E4M3_TYPE, by="row", power_of_2=True)],
+        "float4_e2m1fn": [nvfp4, partial(nvfp4, stochastic=True)],
+        "int8": [int8],
+        "int4": [int4],
+        "tf32": [tf32],
+    }
+    for form, rounds in policies.items():
+        for round_off in rounds:
+            for size in (1.0, 1.1, 1.3, 1.6, 1.9):
+                found = Rounding()
+                found.take(x * size, round_off(x * size), ROOM[form])
+                assert found.saturated == 0.0, (form, size)
+    scale = DelayedScale(E4M3_TYPE, history=2)
+    scale.first(torch.ones(1))
+    found, come = Rounding(), torch.tensor([1.0, 0.5, -1.2, 30.0])
+    found.take(come, scale.first(come), ROOM["float8_e4m3fn"])
+    assert found.saturated == 0.5
 
 
 def looked(*words: str) -> dict[str, float]:

@@ -26,6 +26,19 @@ SIXTEEN = {form.name: form for form in (FP16, BF16)}
 """Formats of gradients that have FP32's role in a recipe of that compute format."""
 
 
+ROOM = {
+    "float8_e4m3fn": 2**-4,
+    "float8_e5m2": 2**-3,
+    "float4_e2m1fn": 2**-1,  # its gradients may be rounded to the farther neighbour
+    "tf32": 2**-11,
+    "int8": 0.5 / 127,
+    "int4": 0.5 / 7,
+    "ternary": 0.5,
+}
+"""By operand format, how far beyond a code, relative to it, a value may lie that is rounded to it
+and not clamped. Half a step of the significand, wherever in its binade the largest code is."""
+
+
 @dataclass(kw_only=True)
 class Rounding:
     """Sums over the operands of one kind in one group of layers."""
@@ -33,16 +46,18 @@ class Rounding:
     difference: float = 0.0
     square: float = 0.0
     beyond: int = 0
-    elements: int = 0
+    judged: int = 0
     amax: float = 0.0
 
-    def take(self, x: Tensor, rounded: Tensor) -> None:
-        """Count one operand and what it was rounded to."""
+    def take(self, x: Tensor, rounded: Tensor, room: float | None) -> None:
+        """Count one operand and what it was rounded to. room: see ROOM; None is not known."""
         wide, narrow = x.detach().double(), rounded.detach().double()
         self.difference += float(((wide - narrow) ** 2).sum())
         self.square += float((wide**2).sum())
-        self.beyond += int((wide.abs() > narrow.abs().amax() * (1 + 1e-6)).sum())
-        self.elements += x.numel()
+        if room is not None:
+            reach = narrow.abs().amax() * (1 + room) * (1 + 1e-6)
+            self.beyond += int((wide.abs() > reach).sum())
+            self.judged += x.numel()
         self.amax = max(self.amax, float(wide.abs().amax()))
 
     @property
@@ -51,9 +66,10 @@ class Rounding:
         return (self.difference / self.square) ** 0.5 if self.square else 0.0
 
     @property
-    def saturated(self) -> float:
-        """Share of the elements that are larger than anything their rounded tensor holds."""
-        return self.beyond / self.elements if self.elements else 0.0
+    def saturated(self) -> float | None:
+        """Share of the elements that are larger than what rounding could have brought to the
+        largest value of their rounded tensor; None where the format's room is not known."""
+        return self.beyond / self.judged if self.judged else None
 
 
 OPERANDS = {
@@ -98,7 +114,7 @@ class Roundings:
 
         def note(x: Tensor) -> Tensor:
             rounded = given(x)
-            self.found.setdefault(key, Rounding()).take(x, rounded)
+            self.found.setdefault(key, Rounding()).take(x, rounded, ROOM.get(operand.format))
             return rounded
 
         return replace(operand, round=note)
@@ -112,9 +128,11 @@ class Roundings:
                 continue
             square = sum(r.square for r in groups.values())
             difference = sum(r.difference for r in groups.values())
-            elements = sum(r.elements for r in groups.values())
+            judged = sum(r.judged for r in groups.values())
             figures[f"{kind}_error"] = (difference / square) ** 0.5 if square else 0.0
-            figures[f"{kind}_saturated_share"] = sum(r.beyond for r in groups.values()) / elements
+            if judged:
+                beyond = sum(r.beyond for r in groups.values())
+                figures[f"{kind}_saturated_share"] = beyond / judged
             figures[f"{kind}_amax"] = max(r.amax for r in groups.values())
             figures |= {f"{kind}_error/{group}": r.error for group, r in groups.items()}
         return figures
