@@ -12,13 +12,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary wavelengths are stretched for contexts longer than a model was first trained on
+    (Llama 3.1 and later; transformers calls it `llama3`).
+
+    A pair that turns at least `high_freq_factor` times within `original_positions` keeps its
+    wavelength; one that turns at most `low_freq_factor` times turns `factor` times as slowly;
+    between the two the frequency goes from one to the other in proportion to the turns.
+    """
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        require_positive(
+            factor=self.factor,
+            low_freq_factor=self.low_freq_factor,
+            original_positions=self.original_positions,
+        )
+        allowed = f"a number above low_freq_factor={self.low_freq_factor}"
+        holds = self.high_freq_factor > self.low_freq_factor
+        require(holds, "high_freq_factor", self.high_freq_factor, allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Llama:
     """A decoder of the Llama type: rotary positions, RMS norm, SwiGLU, grouped-query attention.
 
     layers, heads, width: depth, query heads, hidden width (a multiple of 2 * `heads`).
     kv_heads: key and value heads, a divisor of `heads`. mlp_width: inner width of the
         feed-forward part. positions: longest document. vocab: rows of embedding and head.
-    rope_theta: base of the rotary wavelengths, not rescaled for long contexts.
+    rope_theta: base of the rotary wavelengths. rope_scaling: how they are stretched for long
+        contexts; None for not at all.
     init_std: standard deviation of the initial matrices. tied: whether the head is the embedding.
     init: folder of a run whose final weights replace the random ones; None for random ones.
     Source: Touvron et al. 2023, "LLaMA"; Grattafiori et al. 2024, "The Llama 3 Herd of Models".
@@ -32,6 +59,7 @@ class Llama:
     positions: int
     vocab: int
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     init_std: float = 0.02
     norm_eps: float = 1e-5
     tied: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from models.attention import Attention, CausalAttention, Plan
 from models.building import row_positions
 from models.description import Description
 from models.documents import Documents
-from models.llama import Llama
+from models.llama import Llama, RopeScaling
 
 
 class RotaryPlan(NamedTuple):
@@ -156,5 +157,15 @@ class LlamaNetwork(nn.Module):
         width = self.spec.width // self.spec.heads
         pairs = torch.arange(0, width, 2, device=positions.device).float()
         frequencies = 1.0 / self.spec.rope_theta ** (pairs / width)
+        if self.spec.rope_scaling is not None:
+            frequencies = stretched(frequencies, self.spec.rope_scaling)
         turns = positions.float()[:, None, :, None] * frequencies
         return turns.cos(), turns.sin()
+
+
+def stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Frequencies (radians a position) after `scaling`, see RopeScaling."""
+    turns = scaling.original_positions * frequencies / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)

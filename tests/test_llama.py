@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from models.llama import Llama
-from models.llama_network import LlamaNetwork
+from models.llama import Llama, RopeScaling
+from models.llama_network import LlamaNetwork, stretched
+from runner.config import build
 from runner.contracts import IGNORE
 
 CONF = Path(__file__).parent.parent / "conf" / "model"
@@ -54,7 +56,7 @@ def reference(network: LlamaNetwork) -> Any:
         num_key_value_heads=spec.kv_heads,
         max_position_embeddings=spec.positions,
         rms_norm_eps=spec.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
+        rope_parameters=rope_parameters(spec),
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config)
@@ -62,6 +64,21 @@ def reference(network: LlamaNetwork) -> Any:
     assert missing.missing_keys in ([], ["lm_head.weight"])
     model.tie_weights()
     return model
+
+
+def rope_parameters(spec: Llama) -> dict[str, Any]:
+    """transformers' settings for the rotary wavelengths of `spec`."""
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": spec.rope_theta}
+    return {
+        "rope_type": "llama3",
+        "rope_theta": spec.rope_theta,
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_positions,
+    }
 
 
 NAMES = {
@@ -118,9 +135,10 @@ def test_the_configured_1b_model_has_the_published_parameter_count() -> None:
 
 
 def configured(name: str) -> Llama:
-    fields = OmegaConf.load(CONF / f"{name}.yaml")
-    assert fields.pop("_target_") == "models.llama.Llama"
-    return Llama(**{str(key): value for key, value in fields.items()})
+    fields: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    spec = build(fields, key="model")
+    assert isinstance(spec, Llama)
+    return spec
 
 
 def test_an_untied_head_adds_its_own_matrix_and_no_work() -> None:
@@ -156,10 +174,55 @@ def test_the_same_seed_gives_the_same_weights_and_gains_start_at_one() -> None:
 # --- against transformers ---------------------------------------------------------------------
 
 
+def test_the_configured_1b_model_turns_its_pairs_as_the_published_one_does() -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    spec = configured("llama_1b")
+    settings = {"hidden_size": spec.width, "num_attention_heads": spec.heads}
+    theirs = LlamaRotaryEmbedding(
+        LlamaConfig(
+            **settings,
+            max_position_embeddings=spec.positions,
+            rope_parameters=rope_parameters(spec),
+        )
+    )
+    with torch.device("meta"):
+        ours = LlamaNetwork(spec)
+    positions = torch.tensor([[0, 1, 77, 8191, 100_000]])
+    cos, sin = ours.angles(positions)
+    expected = theirs(torch.zeros(1), positions)
+    half = spec.width // spec.heads // 2
+    for found, wanted in zip((cos, sin), expected, strict=True):
+        # the last bit of a frequency of 1 is 0.006 radians at position 100,000
+        torch.testing.assert_close(found[0, 0, :4], wanted[0, :4, :half], atol=1e-3, rtol=0)
+        torch.testing.assert_close(found[0, 0, :2], wanted[0, :2, :half], atol=1e-6, rtol=0)
+        torch.testing.assert_close(found[0, 0], wanted[0, :, :half], atol=2e-2, rtol=0)
+
+
+def test_a_stretched_pair_by_hand() -> None:
+    scaling = RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=100
+    )
+    # 5 turns in 100 positions are kept; 0.5 turns are slowed 8 times; 2.5 lie halfway between
+    turns = torch.tensor([5.0, 4.0, 2.5, 1.0, 0.5])
+    found = stretched(turns * 2 * math.pi / 100, scaling) * 100 / (2 * math.pi)
+    expected = torch.tensor([5.0, 4.0, 2.5 * (1 + 1 / 8) / 2, 1 / 8, 0.5 / 8])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    with pytest.raises(ValueError, match="high_freq_factor: given 1"):
+        RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "stretched"])
 @pytest.mark.parametrize("lengths", [[20, 20, 20], [12, 20, 7]], ids=["full", "padded"])
 def test_logits_and_gradients_equal_those_of_transformers(
-    network: LlamaNetwork, lengths: list[int]
+    network: LlamaNetwork, lengths: list[int], scaled: bool
 ) -> None:
+    if scaled:
+        scaling = RopeScaling(factor=8.0, original_positions=16)
+        unscaled = logits_of(network, ids_of(3, 20))
+        network.spec = replace(network.spec, rope_scaling=scaling)
+        assert (logits_of(network, ids_of(3, 20)) - unscaled).abs().max() > 0.01
     theirs = reference(network)
     real = torch.arange(20) < torch.tensor(lengths)[:, None]
     ids = torch.where(real, ids_of(3, 20), 0)
