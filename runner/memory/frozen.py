@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from runner.contracts import Fault, UserError
+
+OUTER_BLOCK = 256
+"""Scales that share a scale of their own, in bitsandbytes' double quantization."""
 
 
 class FrozenLinear(nn.Linear):
@@ -76,37 +80,23 @@ class Nf4Linear(FrozenLinear):
     outer_values: Tensor
 
     def __init__(self, source: nn.Linear, block: int, double: bool) -> None:
-        from bitsandbytes.functional import quantize_4bit
-
         super().__init__(source)
-        make_tables()
-        codes, state = quantize_4bit(
-            source.weight.detach().contiguous(),
-            blocksize=block,
-            compress_statistics=double,
-            quant_type="nf4",
-        )
-        self.block = block
-        self.register_buffer("weight", codes)
-        self.register_buffer("scales", state.absmax)
-        self.register_buffer("values", state.code)
-        if double:
-            self.outer_block = state.state2.blocksize
-            self.register_buffer("offset", state.offset)
-            self.register_buffer("outer_scales", state.state2.absmax)
-            self.register_buffer("outer_values", state.state2.code)
-        self.nested = double
+        self.block, self.nested = block, double
+        fake = isinstance(source.weight, FakeTensor)
+        found = nf4_shapes(source, block, double) if fake else nf4_codes(source, block, double)
+        for name, tensor in found.items():
+            self.register_buffer(name, tensor)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """(out, in) through bitsandbytes' kernel, which knows no float64."""
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
-        outer = {}
+        outer: dict[str, Any] = {}
         if self.nested:
             inner = QuantState(
                 absmax=self.outer_scales,
                 code=self.outer_values,
-                blocksize=self.outer_block,
+                blocksize=OUTER_BLOCK,
                 dtype=torch.float32,
             )
             outer = {"offset": self.offset, "state2": inner}
@@ -122,6 +112,45 @@ class Nf4Linear(FrozenLinear):
         )
         found: Tensor = dequantize_4bit(self.weight, state)
         return found.to(dtype)
+
+
+def nf4_codes(source: nn.Linear, block: int, double: bool) -> dict[str, Tensor]:
+    """The buffers of a layer, through bitsandbytes."""
+    from bitsandbytes.functional import quantize_4bit
+
+    codes, state = quantize_4bit(
+        source.weight.detach().contiguous(),
+        blocksize=block,
+        compress_statistics=double,
+        quant_type="nf4",
+    )
+    found = {"weight": codes, "scales": state.absmax, "values": state.code}
+    if double:
+        assert state.state2.blocksize == OUTER_BLOCK
+        outer = {"outer_scales": state.state2.absmax, "outer_values": state.state2.code}
+        found |= {"offset": state.offset, **outer}
+    return found
+
+
+def nf4_shapes(source: nn.Linear, block: int, double: bool) -> dict[str, Tensor]:
+    """The same buffers without values: bitsandbytes keeps tables of its own, which do not mix
+    with fake tensors."""
+    elements = source.weight.numel()
+    blocks = -(-elements // block)
+    device = source.weight.device
+
+    def made(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    found = {
+        "weight": made((elements + 1) // 2, 1, dtype=torch.uint8),
+        "scales": made(blocks, dtype=torch.uint8 if double else torch.float32),
+        "values": made(16),
+    }
+    if double:
+        outer = {"outer_scales": made(-(-blocks // OUTER_BLOCK)), "outer_values": made(256)}
+        found |= {"offset": made(), **outer}
+    return found
 
 
 class Int8Linear(FrozenLinear):

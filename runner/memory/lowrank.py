@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from models.description import Description as Shapes
 from runner.contracts import Description, Fault, UserError
@@ -24,7 +26,8 @@ NAME = "default"
 def inject(model: nn.Module, lora: LoRA) -> None:
     """Freeze `model` and put adapters into it; its own methods and names stay.
 
-    Adapters are at least FP32. Raises UserError when a target names no matrix.
+    Adapters are at least FP32; A starts as peft starts it, B at zero. Raises UserError when a
+    target names no matrix.
     """
     names = target_names(model, lora)
     model.requires_grad_(False)
@@ -35,10 +38,23 @@ def inject(model: nn.Module, lora: LoRA) -> None:
         target_modules=names,
         bias="none",
     )
-    inject_adapter_in_model(config, model, adapter_name=NAME)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    # peft makes them without storage, outside of fake tensors, which it cannot move; they get it
+    # here, fake where the model is, in a format of their own.
+    with unset_fake_temporarily():
+        inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
+    head: Any = model.head_weight
+    wide = torch.promote_types(head.dtype, torch.float32)
+    for _, layer in adapted(model):
+        start(layer.lora_A[NAME], head.device, wide)
+        start(layer.lora_B[NAME], head.device, wide)
+        nn.init.kaiming_uniform_(layer.lora_A[NAME].weight, a=math.sqrt(5))
+        nn.init.zeros_(layer.lora_B[NAME].weight)
+
+
+def start(matrix: nn.Linear, device: torch.device, dtype: torch.dtype) -> None:
+    """Give one half of an adapter its storage."""
+    made = torch.empty(matrix.weight.shape, device=device, dtype=dtype)
+    matrix.weight = nn.Parameter(made)
 
 
 def target_names(model: nn.Module, lora: LoRA) -> list[str]:
