@@ -14,7 +14,7 @@ from runner.assemble import Job, assemble
 from runner.checks import build_parts
 from runner.contracts import UserError
 from runner.measure.probe import probe
-from runner.memory.frozen import FrozenLinear, Int4Linear, Int8Linear, Nf4Linear
+from runner.memory.frozen import Bf16Linear, FrozenLinear, Int4Linear, Int8Linear, Nf4Linear
 from runner.step import measured_update
 from runner.weights import load_weights, save_weights, unique_tensors
 from runner.worker import merged_weights
@@ -32,6 +32,7 @@ QLORA = {
     "nf4 single": ("memory/adapter=qlora", "memory.adapter.double=false"),
     "int8": ("memory/adapter=qlora", "memory.adapter.base=int8"),
     "int4": ("memory/adapter=qlora", "memory.adapter.base=int4", "memory.adapter.block=32"),
+    "bf16": ("memory/adapter=qlora", "memory.adapter.base=bf16"),
 }
 ADAPTERS = {"lora": ("memory/adapter=lora",), **QLORA}
 
@@ -182,6 +183,7 @@ LAYERS = {
     "nf4 double": (lambda s: Nf4Linear(s, 64, double=True), 0.12),
     "int8": (Int8Linear, 0.01),
     "int4": (lambda s: Int4Linear(s, 32), 0.12),
+    "bf16": (Bf16Linear, 0.003),
 }
 
 
@@ -230,6 +232,7 @@ def test_a_quantized_base_takes_the_bytes_that_its_bits_say(bases: Path) -> None
     assert stored(*QLORA["nf4"]) == double
     rows = 2 * (192 + 64 + 256 + 64)
     assert stored(*QLORA["int8"]) == weights + 4 * rows
+    assert stored(*QLORA["bf16"]) == 2 * weights
     assert stored(*QLORA["int4"]) == weights // 2 + 4 * weights // 32
 
 
@@ -268,6 +271,29 @@ def test_model_flops_of_a_frozen_matrix_leave_out_its_gradient() -> None:
 def test_adapters_of_random_weights_are_refused(adapter: str) -> None:
     (fault,) = refused(f"memory/adapter={adapter}")
     assert (fault.key, fault.next_step) == ("model.init", "model.init=RUN_FOLDER")
+
+
+@pytest.mark.parametrize("precision", ["bf16_pure", "fp16_master"])
+@pytest.mark.parametrize("adapter", ["lora", "qlora"])
+def test_recipes_that_store_trained_weights_in_their_own_way_are_refused(
+    bases: Path, adapter: str, precision: str
+) -> None:
+    words = (*SIZES["gpt_tiny"], *RUN, f"model.init={bases / 'gpt_tiny'}")
+    (fault,) = refused(f"memory/adapter={adapter}", f"precision={precision}", *words)
+    assert fault.key == "precision"
+    assert "adapters are few and stay in FP32" in fault.allowed
+
+
+@pytest.mark.slow
+def test_a_compiled_model_with_adapters_has_the_same_gradients(bases: Path) -> None:
+    found = []
+    for backend in (None, "aot_eager"):
+        job = job_of(bases, "memory/adapter=lora", "optimizer=sgd")
+        if backend:
+            job.training.model.compile(backend=backend, dynamic=True)
+        train(job, 2)
+        found.append([p.grad for p in job.training.parameters])
+    assert relative_difference(found[1], found[0]) < 1e-5  # type: ignore
 
 
 def test_conflicts_are_refused_together(bases: Path) -> None:

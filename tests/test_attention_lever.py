@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,10 +11,13 @@ from models.gpt import GPT
 from runner.assemble import assemble
 from runner.checks import build_parts
 from runner.contracts import Unsupported
+from runner.data.packed import Packed
 from runner.measure.evidence import MATH, Dispatched
 from runner.measure.probe import probe
 from runner.memory.attention import Attention
 from runner.precision.fp32 import Fp32
+from runner.step import measured_update
+from tests.support import PAD, Quiet, examples, padded, relative_difference, tiny_gpt, training_of
 from tests.test_assemble import CPU, SMALL, corpus
 from tests.test_checks import config
 
@@ -38,6 +43,36 @@ def test_kernels_give_the_same_losses_to_rounding() -> None:
         job = assemble(chosen, build_parts(chosen), CPU, corpus())
         losses.append(job.evaluation.run(job.training.model, 0).eval_loss)
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+BACKENDS = ["flash", "efficient", "cudnn"]
+
+
+@pytest.mark.parametrize("padded_to", [None, 20], ids=["one document", "packed"])
+@pytest.mark.parametrize(("double", "within"), [(True, 1e-10), (False, 1e-5)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_losses_and_gradients_are_those_of_separate_products(
+    backend: str, double: bool, within: float, padded_to: int | None
+) -> None:
+    found = []
+    for chosen in ("math", backend):
+        lever = Attention(backend=chosen)
+        model: Any = tiny_gpt(double=double)
+        description = SHAPES if not double else model.description
+        if lever.refusal(description, Fp32(), CPU):
+            pytest.skip(f"{chosen} does not run here")
+        micros = padded(examples(9, 20, 13), 3)
+        if padded_to:  # documents of one row
+            micros = Packed().micro_batches(examples(9, 20, 13), size=3, pad_id=PAD, seq_len=64)
+        job = training_of(
+            model,
+            forward_contexts=lambda lever=lever: [lever.forward()],
+            backward_contexts=lambda lever=lever: [lever.backward()],
+        )
+        outcome = measured_update(job, lambda micros=micros: micros, Quiet())
+        found.append((outcome.figures.tolist()[0], [p.grad for p in model.parameters()]))  # type: ignore
+    assert found[1][0] == pytest.approx(found[0][0], rel=within)
+    assert relative_difference(found[1][1], found[0][1]) < within
 
 
 @pytest.mark.parametrize("backend", ["efficient", "cudnn"])

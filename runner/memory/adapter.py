@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 KEY = "memory/adapter"
-BASES = ("nf4", "int8", "int4")
+BASES = ("nf4", "int8", "int4", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,14 @@ class LoRA(Lever):
                 allowed="trained weights to adapt: a run's final ones, or those of model=hf",
                 next_step="model.init=RUN_FOLDER",
             )
-        if build(job["precision"], key="precision", allow=job["allow"]).optimizer() is not None:
+        recipe = build(job["precision"], key="precision", allow=job["allow"])
+        if recipe.formats["storage"] != "fp32" or recipe.optimizer() is not None:
             yield Fault(
                 key="precision",
                 given=f"a recipe that stores trained weights in its own way, with {KEY}",
-                allowed="a recipe over FP32 parameters: adapters are few and stay in FP32",
-                next_step=f"precision=bf16, or {KEY}=none",
+                allowed="a recipe over FP32 parameters: adapters are few and stay in FP32, and the "
+                "frozen base has a format of its own",
+                next_step=f"precision=bf16 with {KEY}=qlora memory.adapter.base=bf16",
             )
 
     def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
@@ -109,8 +111,8 @@ class QLoRA(LoRA):
 
     base: `nf4` through bitsandbytes (blocks of `block` weights share a scale; with `double`
     the scales are 8-bit codes themselves); `int8` with one scale for each row; `int4` with one
-    for each `block` weights. All matrices of the blocks are stored so, targets or not;
-    embeddings and head stay as they are.
+    for each `block` weights; `bf16` rounds them and has no codes. All matrices of the blocks are
+    stored so, targets or not; embeddings and head stay as they are.
     """
 
     base: str = "nf4"

@@ -20,7 +20,7 @@ OUTER_BLOCK = 256
 class FrozenLinear(nn.Linear):
     """A linear layer that holds codes and scales; neither weight nor bias gets a gradient.
 
-    weight: the codes, as integers, so that what looks for a weight finds its device and that
+    weight: the codes, so that what looks for a weight finds its device and that
     it is no number (a buffer). scales: what the codes are multiplied by, where it is not said else.
     The weight is widened to the format of the product in each forward pass, and again in each
     backward pass, instead of being kept between them. Subclasses say how.
@@ -185,15 +185,16 @@ class Int4Linear(FrozenLinear):
         return blocks.view(self.out_features, self.in_features)
 
 
-def make_tables() -> None:
-    """Make the table that bitsandbytes makes at its first call and keeps: where that call is part
-    of a plan, it would keep a fake tensor, and every later one would fail."""
-    from bitsandbytes.functional import create_dynamic_map, name2qmap
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
+class Bf16Linear(FrozenLinear):
+    """The weight rounded to BF16, and widened where the product is in another format."""
 
-    if "dynamic" not in name2qmap:
-        with unset_fake_temporarily():
-            name2qmap["dynamic"] = create_dynamic_map()
+    def __init__(self, source: nn.Linear) -> None:
+        super().__init__(source)
+        self.register_buffer("weight", source.weight.detach().to(torch.bfloat16))
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """(out, in)."""
+        return self.weight.to(dtype)
 
 
 def symmetric(weight: Tensor, block: int, largest: int) -> tuple[Tensor, Tensor]:
@@ -210,6 +211,7 @@ def freeze(model: nn.Module, *, base: str, block: int, double: bool) -> None:
     make: dict[str, Callable[[nn.Linear], FrozenLinear]] = {
         "nf4": lambda source: Nf4Linear(source, block, double),
         "int8": Int8Linear,
+        "bf16": Bf16Linear,
         "int4": lambda source: Int4Linear(source, block),
     }
     for name, module in list(model.blocks.named_modules()):  # type: ignore[union-attr]
