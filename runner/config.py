@@ -70,10 +70,12 @@ class CompareConf:
 @dataclass
 class PlanConf:
     """What `python -m runner.plan` plans for. `device`: auto, cpu, cuda or a GPU by name; `memory`:
-    of the device, a size such as 24GiB, None for what the named device has."""
+    of the device, a size such as 24GiB, None for what the named device has. `predict`: whether a
+    run carries its own prediction beside what was measured."""
 
     device: str = "auto"
     memory: str | None = None
+    predict: bool = True
 
 
 @dataclass

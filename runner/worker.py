@@ -104,9 +104,17 @@ def looks_of(job: Job, probes: Sequence[Sequence[MicroBatch]]) -> Looks | None:
 
 
 def limit_memory(run: Run, device: torch.device) -> None:
-    """Let torch allocate no more than `memory_limit` on a CUDA device."""
+    """Let torch allocate no more than `memory_limit` on a CUDA device. Raises Unsupported where
+    nothing could hold a job to it."""
     limit = run.config["memory_limit"]
-    if limit is None or device.type != "cuda":
+    if limit is None:
+        return
+    if device.type != "cuda":
+        if compiles(run.config):
+            raise Unsupported(
+                f"memory_limit={limit} on a CPU is held against the memory account, which compiled "
+                "code has none of; compile=off, or no memory_limit"
+            )
         return
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, bytes_of(limit) / total), device)
@@ -176,7 +184,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     before = perf_counter()
     eager = config["compile"] == OFF
     probes = job.feed.probes(job.updates)
-    if eager:
+    if eager and config["plan"]["predict"]:
         run.foretell(probes)
     run.timings["predict_s"] = perf_counter() - before
     before = perf_counter()

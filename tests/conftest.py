@@ -40,8 +40,9 @@ def sweep(template: Path, corpora: Path, tmp_path_factory: pytest.TempPathFactor
     """A launch folder in which a sweep of two tiny jobs, FP32 and FP16, has run."""
     from tests.test_cli import TINY, run
 
+    everything = ("plan.predict=true", "numerics.probe=true")
     launch = tmp_path_factory.mktemp("sweep")
     shutil.copy(template, launch / "mlflow.db")
-    done = run(launch, corpora, "-m", *TINY, "precision=fp32,fp16", "seed=0")
+    done = run(launch, corpora, "-m", *TINY, "precision=fp32,fp16", "seed=0", *everything)
     assert done.returncode == 0, done.stdout + done.stderr
     return launch

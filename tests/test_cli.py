@@ -30,6 +30,8 @@ TINY = (
     "model.width=16",
     "model.heads=2",
     "model.positions=32",
+    "plan.predict=false",
+    "numerics.probe=false",
 )
 LONG = (*TINY, "updates=100000")
 

@@ -52,6 +52,8 @@ JOB = (
     "model.width=32",
     "model.heads=2",
     "model.positions=32",
+    "plan.predict=false",
+    "numerics.probe=false",
 )
 
 

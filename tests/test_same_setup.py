@@ -31,6 +31,7 @@ JOB = (
     "allow=[tests]",
     "device=cpu",
     "process=inline",
+    "plan.predict=false",
 )
 
 

@@ -42,7 +42,7 @@ def test_a_sweep_goes_on_after_a_job_that_memory_does_not_hold(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["-m", f"cache='{corpora}'", *CORPUS_JOB, "model.vocab=2048", "memory_limit=40MiB"]
-    words += ["memory/loss=full,chunked", "batch=64"]
+    words += ["memory/loss=full,chunked", "batch=64", "plan.predict=true"]
     command = command_of(parser().parse_args(words), tmp_path)
     assert run(command, tmp_path, words) == 1
     full, chunked = (RunRecord.read(folder) for folder in sorted(tmp_path.glob("runs/*/*/[01]")))
