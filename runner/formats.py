@@ -14,6 +14,12 @@ USAGE = """python -m runner.formats            the formats: bits, range, spacing
 python -m runner.formats value=3.1  what each format makes of a value"""
 
 
+LEGEND = """
+bytes: of a stored value, its share of block scales included; beyond: what becomes of larger
+values in the scaled casts of training (torch's plain cast of fp8_e5m2 overflows to infinity);
+tf32 is a way to multiply, stored as fp32"""
+
+
 def parse(words: Sequence[str]) -> float | None:
     """The value that is asked about, or None. Raises UserError for anything else."""
     if not words:
@@ -140,12 +146,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     if value is None:
         print("\n".join(lines(table())))
-        print(
-            "\nbytes: of a stored value, its share of block scales included; beyond: what becomes"
-        )
-        print(
-            "of larger values in the casts of training; tf32 is a way to multiply, stored as fp32"
-        )
+        print(LEGEND)
     else:
         print("\n".join(lines(rounded(value))))
         print("\nat scale 1: recipes choose a scale for each tensor, row or block first")

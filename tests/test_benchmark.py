@@ -288,7 +288,7 @@ def test_a_contestant_that_fails_says_what_it_printed(plan: Plan, tmp_path: Path
     one.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_contestants_train_alike_and_the_table_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,7 @@ def test_the_budget_is_in_force_while_torch_compiles_and_gone_afterwards() -> No
     assert functorch.activation_memory_budget == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lever", "backend"),
     [(Blocks(), "aot_eager"), (Budget(share=0.0), "aot_eager_decomp_partition")],

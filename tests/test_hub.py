@@ -412,6 +412,7 @@ def test_the_record_knows_the_stored_weights_by_their_values(folder: Path, tmp_p
     assert job(*base, "model.random_init=true").initial_weights is None
 
 
+@pytest.mark.long
 def test_compiled_layers_do_not_depend_on_the_lengths_of_documents(folder: Path) -> None:
     model = Hub(path=str(folder)).build(0)
     graphs = 0

@@ -240,6 +240,7 @@ def test_the_table_of_levers_saves_what_each_lever_alone_saves(few_levers: None)
     assert "memory/checkpointing=none" not in rows
 
 
+@pytest.mark.long
 def test_the_plan_of_a_model_that_was_never_built(
     few_levers: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

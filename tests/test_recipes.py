@@ -177,7 +177,7 @@ def test_an_emulation_is_not_compiled() -> None:
         realised(chosen, build_parts(chosen), CPU)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_narrow_weights_compile_and_train_as_they_do_eagerly() -> None:
     curves = []
     for mode in ("off", "default"):
