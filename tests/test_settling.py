@@ -19,7 +19,7 @@ def test_auto_takes_the_largest_micro_batch_that_fits_and_records_the_number(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [f"cache='{corpora}'", *CORPUS_JOB, "model.vocab=2048", "batch=64", "process=inline"]
-    words += ["accum=auto", "memory_limit=40MiB"]
+    words += ["accum=auto", "memory_limit=40MiB", "plan.predict=true"]
     command = command_of(parser().parse_args(words), tmp_path)
     assert run(command, tmp_path, words) == 0
     (folder,) = tmp_path.glob("runs/*/*")
