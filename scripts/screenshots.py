@@ -28,7 +28,7 @@ COLUMNS = (
     "summary/peak_allocated_bytes",
 )
 WIDTH = 1400
-LIMIT_BYTES = 300_000
+LIMIT_BYTES = 450_000
 TIDY = """
 const style = document.createElement('style');
 style.textContent = '.modebar { display: none !important }';
