@@ -163,6 +163,16 @@ def test_stochastic_rounding_is_right_on_average_and_gives_neighbours_only() -> 
     assert float((found > 1).double().mean()) == pytest.approx(0.128, abs=0.007)
 
 
+def test_without_subnormals_stochastic_rounding_gives_0_or_the_smallest_number() -> None:
+    x = torch.full((40_000,), 0.05)
+    found = round_to(x, TOY, torch.Generator().manual_seed(0))
+    assert set(found.tolist()) == {0.0, 0.25}
+    # Share of the upper neighbour: 0.05 / 0.25, with a standard error of 0.002.
+    assert float((found > 0).double().mean()) == pytest.approx(0.2, abs=0.008)
+    ends = torch.tensor([0.125, 0.1251, 0.2499, 0.25, -0.2])
+    assert round_to(ends, TOY).tolist() == [0.0, 0.25, 0.25, 0.25, -0.25]
+
+
 # --- the command ------------------------------------------------------------------------------
 
 

@@ -29,6 +29,8 @@ def round_to(
     _, exponent = torch.frexp(torch.where(finite, size, 1.0))
     exponent = (exponent - 1).clamp(min=form.least_exponent)
     step = torch.ldexp(torch.ones_like(wide), exponent - form.fraction_bits)
+    if not form.subnormal:  # one step leads from 0 to the smallest number
+        step = torch.where(size < form.smallest_normal, form.smallest_normal, step)
     counts = size / step  # exact: the step is a power of two
     if generator is None:
         counts = counts.round()
@@ -36,9 +38,6 @@ def round_to(
         drawn = torch.rand(wide.shape, generator=generator, dtype=wide.dtype, device=wide.device)
         counts = (counts + drawn).floor()
     found = counts * step
-    if not form.subnormal:
-        low = torch.where(size <= form.smallest_normal / 2, 0.0, form.smallest_normal)
-        found = torch.where(size < form.smallest_normal, low, found)
     beyond = (found > form.largest) | ~finite
     clamped = form.saturates if saturate is None else saturate
     found = torch.where(beyond, form.largest if clamped else _missing(form), found)
