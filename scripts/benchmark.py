@@ -28,7 +28,8 @@ class Workload:
 
     check: updates whose losses are compared. turn: updates of one contestant in one block, of
     which the first is not counted. blocks: of each round: the shorter a block, the more alike is
-    the machine to all contestants in it, and the more blocks are needed.
+    the machine to all contestants in it, and the more blocks are needed. rounds: of fresh
+    processes.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Workload:
     check: int
     turn: int
     blocks: int
+    rounds: int
 
     def plan(self) -> Plan:
         """The job; more updates than anybody will have the patience for."""
@@ -57,21 +59,23 @@ WORKLOADS = (
         overrides=("seq_len=64",),
         check=12,
         turn=21,
-        blocks=30,
+        blocks=20,
+        rounds=6,
     ),
     Workload(
-        name="6 layers, width 384; 4 micro-batches of 2 x 128 tokens",
+        name="4 layers, width 256; 4 micro-batches of 2 x 128 tokens",
         overrides=(
             "seq_len=128",
-            "model.layers=6",
-            "model.heads=6",
-            "model.width=384",
-            "model.vocab=4096",
+            "model.layers=4",
+            "model.heads=4",
+            "model.width=256",
+            "model.vocab=2048",
             "model.init_std=0.02",
         ),
         check=4,
-        turn=4,
-        blocks=10,
+        turn=3,
+        blocks=12,
+        rounds=10,
     ),
 )
 
@@ -85,8 +89,9 @@ def conditions(*, blocks: int, taken: int, rounds: int, threads: int, quiet: flo
         f"{cpu_name()}, {os.cpu_count()} cores; FP32, {threads} thread{'s' * (threads > 1)} per "
         f"contestant. {blocks} blocks of {taken} taken{gate}, in {rounds} rounds of fresh "
         "processes; in a block every contestant once, in random order. Over the bare loop: "
-        "median of the blocks' ratios of median updates, with its 95 % interval, then the "
-        f"blocks' extremes. Processor time: all threads, total over total. {versions}."
+        "median of the blocks' ratios of median updates, with its 95 % interval, then the least "
+        "and the largest median of a round. Processor time: all threads, total over total. "
+        f"{versions}."
     )
 
 
@@ -109,26 +114,26 @@ def measure(workload: Workload, given: argparse.Namespace) -> str:
         threads=given.threads,
         quiet=given.quiet,
     )
-    blocks, taken = [], 0
-    for seed in range(given.rounds):
+    rounds, taken = [], 0
+    for seed in range(given.rounds or workload.rounds):
         kept, tried = one.run(seed)
-        blocks += kept
+        rounds.append(kept)
         taken += tried
     words = conditions(
-        blocks=len(blocks),
+        blocks=sum(map(len, rounds)),
         taken=taken,
-        rounds=given.rounds,
+        rounds=len(rounds),
         threads=given.threads,
         quiet=given.quiet,
     )
-    return f"{table(workload.name, rows_of(blocks))}\n\n{words}"
+    return f"{table(workload.name, rows_of(rounds))}\n\n{words}"
 
 
 def options() -> argparse.ArgumentParser:
     """The command line."""
     others = list(LABELS)[1:]
     made = argparse.ArgumentParser(prog="python -m scripts.benchmark", description=__doc__)
-    made.add_argument("--rounds", type=int, default=4, help="rounds of fresh processes")
+    made.add_argument("--rounds", type=int, help="rounds of fresh processes")
     made.add_argument("--blocks", type=int, help="blocks of each round")
     made.add_argument("--threads", type=int, default=1, help="threads of each contestant")
     made.add_argument("--quiet", type=float, help="repeat blocks that others disturbed more, cores")

@@ -42,15 +42,17 @@ def turn(*wall: float, cpu: Sequence[float] = (1.0, 1.0)) -> Turn:
 
 
 def test_the_first_update_of_a_turn_is_left_out_and_ratios_are_taken_within_a_block() -> None:
-    blocks = [
-        {"bare": turn(9.0, 1.0, 2.0, 3.0), "runner": turn(50.0, 2.0, 4.0, 9.0)},
+    first = [{"bare": turn(9.0, 1.0, 2.0, 3.0), "runner": turn(50.0, 2.0, 4.0, 9.0)}]
+    second = [
         {"bare": turn(9.0, 10.0, 10.0, 40.0), "runner": turn(50.0, 11.0, 11.0, 99.0)},
+        {"bare": turn(9.0, 10.0, 10.0, 40.0), "runner": turn(50.0, 13.0, 13.0, 13.0)},
     ]
-    bare, runner = rows_of(blocks)
+    bare, runner = rows_of([first, second])
     assert (bare.name, runner.name) == ("bare", "runner")
-    assert runner.wall == [2.0, 4.0, 9.0, 11.0, 11.0, 99.0]
-    assert runner.ratios == [4.0 / 2.0, 11.0 / 10.0]
-    assert bare.ratios == [1.0, 1.0]
+    assert runner.wall == [2.0, 4.0, 9.0, 11.0, 11.0, 99.0, 13.0, 13.0, 13.0]
+    assert runner.ratios == [4.0 / 2.0, 11.0 / 10.0, 13.0 / 10.0]
+    assert runner.by_round == [2.0, (1.1 + 1.3) / 2]
+    assert bare.ratios == [1.0, 1.0, 1.0]
 
 
 def test_processor_time_is_total_over_total() -> None:
@@ -58,7 +60,7 @@ def test_processor_time_is_total_over_total() -> None:
         {"bare": turn(1.0, 1.0, cpu=(9.0, 1.0)), "runner": turn(1.0, 1.0, cpu=(99.0, 2.0))},
         {"bare": turn(1.0, 1.0, cpu=(9.0, 3.0)), "runner": turn(1.0, 1.0, cpu=(99.0, 3.0))},
     ]
-    assert rows_of(blocks)[1].cpu_ratio == 5.0 / 4.0  # not (2 + 1) / 2
+    assert rows_of([blocks])[1].cpu_ratio == 5.0 / 4.0  # not (2 + 1) / 2
 
 
 @pytest.mark.parametrize(
@@ -89,13 +91,13 @@ def test_a_contestant_that_reports_few_losses_is_refused() -> None:
         difference({"bare": bare, "trainer": bare[:1]}, 4)
 
 
-def test_a_row_shows_median_p90_and_the_ratio_with_its_interval_and_extremes() -> None:
+def test_a_row_shows_median_p90_and_the_ratio_with_its_interval_and_the_rounds() -> None:
     ratios = [1.00, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.20]
     wall = [number / 1000 for number in range(11)]
-    row = Row(name="runner", wall=wall, ratios=ratios, cpu_ratio=1.0149)
+    row = Row(name="runner", wall=wall, ratios=ratios, by_round=[1.1, 0.9], cpu_ratio=1.0149)
     assert line(row) == (
         "| this runner, everything on | 5.00 ms | 9.00 ms | 1.045 (1.010 to 1.080) "
-        "| 1.00 to 1.20 | 1.015 |"
+        "| 0.900 to 1.100 | 1.015 |"
     )
 
 
@@ -180,6 +182,7 @@ SMALL = Workload(
     check=6,
     turn=3,
     blocks=1,
+    rounds=2,
 )
 
 

@@ -47,33 +47,41 @@ class Row:
     """One contestant's figures.
 
     wall: seconds of every counted update. ratios: of each block, median update over the bare
-    loop's. cpu_ratio: processor time over the bare loop's, total over total.
+    loop's. by_round: their median in each round, whose processes have a memory layout, and with
+    it a speed, of their own. cpu_ratio: processor time over the bare loop's, total over total.
     """
 
     name: str
     wall: Sequence[float]
     ratios: Sequence[float]
+    by_round: Sequence[float]
     cpu_ratio: float
 
 
-def rows_of(blocks: Sequence[Block]) -> list[Row]:
-    """A row per contestant. The first update of each turn follows a change of process and is
-    left out."""
-    names = list(blocks[0])
-    walls = {name: [list(block[name].wall[1:]) for block in blocks] for name in names}
-    cpu = {name: sum(sum(block[name].cpu[1:]) for block in blocks) for name in names}
-    return [
-        Row(
-            name=name,
-            wall=[seconds for turn in walls[name] for seconds in turn],
-            ratios=[
-                median(own) / median(bare)
-                for own, bare in zip(walls[name], walls[BARE], strict=True)
-            ],
-            cpu_ratio=cpu[name] / cpu[BARE],
+def rows_of(rounds: Sequence[Sequence[Block]]) -> list[Row]:
+    """A row per contestant, from the blocks of each round. The first update of each turn follows a
+    change of process and is left out."""
+    names = list(rounds[0][0])
+    turns = {name: [block[name] for blocks in rounds for block in blocks] for name in names}
+    cpu = {name: sum(sum(turn.cpu[1:]) for turn in turns[name]) for name in names}
+    rows = []
+    for name in names:
+        by_round = [[ratio(block, name) for block in blocks] for blocks in rounds]
+        rows.append(
+            Row(
+                name=name,
+                wall=[seconds for turn in turns[name] for seconds in turn.wall[1:]],
+                ratios=[found for ratios in by_round for found in ratios],
+                by_round=[median(ratios) for ratios in by_round],
+                cpu_ratio=cpu[name] / cpu[BARE],
+            )
         )
-        for name in names
-    ]
+    return rows
+
+
+def ratio(block: Block, name: str) -> float:
+    """A contestant's median update of a block over the bare loop's."""
+    return median(block[name].wall[1:]) / median(block[BARE].wall[1:])
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -109,7 +117,7 @@ def difference(losses: Mapping[str, Sequence[float]], updates: int) -> float:
 def table(name: str, rows: Sequence[Row]) -> str:
     """A Markdown table of one workload."""
     lines = [
-        f"| {name} | update, median | p90 | over the bare loop | by block | processor time |",
+        f"| {name} | update, median | p90 | over the bare loop | by round | processor time |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     return "\n".join([*lines, *map(line, rows)])
@@ -128,7 +136,7 @@ def line(row: Row) -> str:
         low, high = interval(row.ratios)
         cells += [
             f"{median(row.ratios):.3f} ({low:.3f} to {high:.3f})",
-            f"{min(row.ratios):.2f} to {max(row.ratios):.2f}",
+            f"{min(row.by_round):.3f} to {max(row.by_round):.3f}",
             f"{row.cpu_ratio:.3f}",
         ]
     return f"| {' | '.join(cells)} |"
