@@ -78,6 +78,7 @@ class Loop:
     looks: Looks | None = None
     records: list[UpdateRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
+    looked: list[NumericsRecord] = field(default_factory=list)
     lengths: list[Sequence[int]] = field(default_factory=list)
     wall_s: float = 0.0
     attempts: int = 0
@@ -178,7 +179,9 @@ class Loop:
         self._settle_all()
         self.flight[-1].marks.append("numerics")
         if self.looks.due(self.applied) and self.flight[-1].applied_before < self.applied:
-            self.journal.append(NumericsRecord(update=self.applied, values=self.looks.take(before)))
+            found = NumericsRecord(update=self.applied, values=self.looks.take(before))
+            self.looked.append(found)
+            self.journal.append(found)
 
     def _evaluate_if_due(self) -> None:
         expected = self.applied + self._unsettled()

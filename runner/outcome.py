@@ -27,6 +27,7 @@ from runner.measure.gradients import GradientProbe
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
 from runner.measure.storages import plain_tensors
+from runner.numerics import summed_up
 from runner.planning.fitting import Saving, enough, room_of
 from runner.planning.prediction import Prediction, predict
 from runner.planning.target import target_of
@@ -191,6 +192,8 @@ def numerics_found(run: Run, dropped: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"nonfinite_summary": dropped} if dropped else {}
     if run.gradients is not None:
         found["gradient_probe"] = run.gradients.to_json()
+    if run.loop is not None and run.loop.looked:
+        found["looks"] = summed_up(run.loop.looked)
     return found
 
 

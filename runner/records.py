@@ -176,21 +176,29 @@ class EvaluationRecord:
 class NumericsRecord:
     """What rounding did around applied update `update`.
 
-    values: figures by their name without `numerics/`; one that is not finite is left out.
+    values: figures by their name without `numerics/`; NaN where there is no figure because a norm
+        that it is relative to is 0 or something in it is not finite.
     """
 
     update: int
     values: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """The journal's line."""
-        known = {name: value for name, value in self.values.items() if math.isfinite(value)}
-        return {"update": self.update, "numerics": known}
+        """The journal's line; `nonfinite` says which figures were what instead of a number."""
+        known = {name: finite(value) for name, value in self.values.items()}
+        markers = {name: mark for name, v in self.values.items() if (mark := nonfinite(v))}
+        return {"update": self.update, "numerics": known, **_if_any("nonfinite", markers)}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> NumericsRecord:
-        """Read a line back."""
-        return cls(update=line["update"], values=line["numerics"])
+        """Read a line back; non-finite figures come back as floats."""
+        values, markers = dict(line["numerics"]), line.get("nonfinite", {})
+        values |= {name: float(mark) for name, mark in markers.items()}
+        return cls(update=line["update"], values=values)
+
+
+def _if_any(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: found} if found else {}
 
 
 JournalLine = UpdateRecord | EvaluationRecord | NumericsRecord

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from runner import accounting
 from runner.contracts import Fault
+from runner.numerics import not_finite
 from runner.records import (
     JOURNAL,
     PHASES,
@@ -170,6 +171,7 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("layers", _layers_line(record)),
         ("gradient", _gradient_line(record)),
         ("lost", _lost_line(record)),
+        ("numerics", _looks_line(record)),
         ("compile", _compile_line(record)),
         ("timeline", _timeline_line(record)),
         *(
@@ -330,6 +332,25 @@ def _gradient_line(record: RunRecord) -> str:
         f"against FP32: error {whole['relative_error']:.2e} · cosine {whole['cosine']:.5f} · norm "
         f"{whole['norm_ratio']:.4f}× · worst {worst} {errors[worst]:.2e}"
     )
+
+
+def _looks_line(record: RunRecord) -> str:
+    """The worst that the looks while training found: gradient error and lost updates."""
+    found = record.numerics.get("looks")
+    if not found:
+        return ""
+    figures = found["figures"]
+    words = []
+    for name, text in (
+        ("gradient_error", "gradient error up to {:.2e}"),
+        ("lost_share", "up to {:.1%} of an update rounded away"),
+    ):
+        figure = figures.get(name, {"most": None, "nonfinite": 0})
+        if figure["most"] is not None:
+            words.append(f"{text.format(figure['most'])} (update {figure['most_update']})")
+        if figure["nonfinite"]:
+            words.append(f"{name.replace('_', ' ')} {not_finite(figure)}")
+    return " · ".join([f"{found['count']} look{'s' if found['count'] > 1 else ''}", *words])
 
 
 def _compile_line(record: RunRecord) -> str:

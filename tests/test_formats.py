@@ -144,9 +144,17 @@ def test_tf32_keeps_ten_bits_of_the_fraction() -> None:
 
 
 def test_scales_are_the_nearest_powers_of_two_as_torch_casts_them() -> None:
-    points = torch.tensor([2.0**-127, 0.3, 1.0, 1.49, 1.5, 1.51, 2.9, 3.0, 3.1, 2.0**127])
+    """Every code, and around it and around the middle to the next one the nearest FP32 numbers."""
+    codes = torch.arange(255, dtype=torch.uint8).view(torch.float8_e8m0fnu).float()
+    middles = codes.double().mul(1.5).float()
+    exact = torch.cat([codes, middles, codes.double().mul(1.25).float()])
+    ends = torch.tensor([0.0, math.inf, torch.finfo(torch.float32).max, 2.0**-149, 2.0**-128])
+    near = [torch.nextafter(exact, torch.tensor(end)) for end in (0.0, math.inf)]
+    points = torch.cat([exact, *near, ends])
     theirs = points.to(torch.float8_e8m0fnu).double()
-    assert [E8M0.round(float(v)) for v in points] == theirs.tolist()
+    own = torch.tensor([E8M0.round(float(v)) for v in points], dtype=torch.float64)
+    assert torch.equal(own.nan_to_num(nan=-1.0), theirs.nan_to_num(nan=-1.0))
+    assert torch.equal(own[:255], codes.double())
     assert E8M0.round(6.0) == 8.0 and math.isnan(E8M0.round(-1.0))
 
 

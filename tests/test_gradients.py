@@ -63,7 +63,8 @@ def test_what_is_zero_or_not_finite_agrees_with_nothing() -> None:
 def test_fp32_against_itself_has_no_error() -> None:
     found = probed(job_of(*WORDS, "precision=fp32")[0])
     assert found.gradient.relative_error == found.output.relative_error == 0.0
-    assert set(found.groups) == {"embed", "position", "blocks.0", "blocks.1", "norm"}
+    within = {f"blocks.{n}.{part}" for n in (0, 1) for part in ("norm_1", "attn", "norm_2", "mlp")}
+    assert set(found.groups) == {"embed", "position", "norm"} | within
 
 
 def test_recipes_order_as_their_formats_do() -> None:
@@ -140,6 +141,9 @@ def test_the_probe_leaves_no_trace(name: str) -> None:
 
 
 def test_layers_are_grouped_by_block() -> None:
-    assert group_of("blocks.11.mlp.up.weight") == "blocks.11"
+    assert group_of("blocks.11.mlp.up.weight") == "blocks.11.mlp"
+    assert group_of("model.layers.2.self_attn.q_proj.weight") == "model.layers.2.self_attn"
+    assert group_of("transformer.h.2.mlp.experts.3.up.weight") == "transformer.h.2.mlp"
+    assert group_of("transformer.wte.weight") == "transformer.wte"
     assert group_of("decoder.layers.3.q.weight") == "decoder.layers.3"
     assert group_of("norm.weight") == "norm"

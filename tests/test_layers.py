@@ -22,6 +22,7 @@ RANKS = {
     "runner.records": 1,
     "runner.states": 1,
     "runner.accounting": 2,
+    "runner.numerics": 2,
     "runner.config": 2,
     "runner.diagnosis": 2,
     "runner.locking": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from runner.compose import command_of
 from runner.door import parser
 from runner.forwarding.curves import NUMERICS, Curves
-from runner.measure.looks import ROOM, Looks, Rounding, beyond_range, unmoved_share
+from runner.measure.looks import ROOM, Looks, Rounding, amax_errors, beyond_range, unmoved_share
 from runner.optimizer import Sgd
 from runner.precision.formats import E4M3, FP16
 from runner.precision.history import DelayedScale
@@ -62,6 +63,36 @@ def test_rounding_is_summed_by_hand() -> None:
     assert unknown.saturated is None
 
 
+def test_what_is_not_finite_gives_figures_that_say_so() -> None:
+    """NaN compares with nothing: taken for a number it would leave amax and shares as they are."""
+    found = Rounding()
+    found.take(torch.tensor([3.0, 9.0]), torch.tensor([3.0, 3.5]), 2**-4)
+    found.take(torch.tensor([math.nan, 4.0]), torch.tensor([math.nan, 4.0]), 2**-4)
+    found.take(torch.tensor([1.0]), torch.tensor([1.0]), 2**-4)
+    assert math.isnan(found.amax) and math.isnan(found.error)
+    assert found.saturated is not None and math.isnan(found.saturated)
+    scaled_away = Rounding()
+    scaled_away.take(torch.tensor([3.0]), torch.tensor([math.nan]), 2**-4)
+    assert scaled_away.amax == 3.0 and math.isnan(scaled_away.saturated or 0.0)
+    wide = Rounding()
+    wide.take(torch.tensor([math.inf, 1.0]), torch.tensor([448.0, 1.0]), 2**-4)
+    assert wide.amax == math.inf and wide.saturated == 0.5
+    assert all(map(math.isnan, beyond_range([torch.tensor([math.nan, 1.0])], FP16, 1.0)))
+    scale = DelayedScale(E4M3_TYPE, history=2)
+    scale.first(torch.ones(1))
+    scale.first(torch.tensor([math.nan]))
+    odd = amax_errors(torch.nn.ModuleList([scale, _scale_after_two_ones()]))
+    assert all(map(math.isnan, odd.values())) and len(odd) == 2
+    assert set(amax_errors(_scale_after_two_ones()).values()) == {0.0}
+
+
+def _scale_after_two_ones() -> DelayedScale:
+    scale = DelayedScale(E4M3_TYPE, history=2)
+    scale.first(torch.ones(1))
+    scale.first(torch.ones(1))
+    return scale
+
+
 def test_only_what_is_clamped_counts_as_saturated_not_what_is_rounded_down() -> None:
     """Scales from the tensor itself clamp nothing, wherever their largest code lies; a delayed
     scale for 1 clamps what is above 1 and half a step."""
@@ -108,7 +139,8 @@ def test_narrow_operands_have_errors_by_kind_and_block_that_order_as_their_forma
     kinds = ("inputs", "weights", "gradients")
     for kind in kinds:
         assert 0 < mx[f"{kind}_error"] < nv[f"{kind}_error"] < 0.3
-        assert {f"{kind}_error/blocks.0", f"{kind}_error/blocks.1"} <= set(mx)
+        parts = {f"{kind}_error/blocks.{n}.{part}" for n in (0, 1) for part in ("attn", "mlp")}
+        assert parts == {name for name in mx if name.startswith(f"{kind}_error/")}
     # At most half a step of 1/8 in each value: the whole lies below 2**-4.
     assert mx["weights_error"] < 2**-4 and E4M3.fraction_bits == 3
     assert mx["weights_amax"] > 0
@@ -159,6 +191,8 @@ def test_a_run_looks_every_so_often_marks_those_updates_and_trains_as_without(
     assert marked == [5, 10]
     record = RunRecord.read(path.parent)
     assert record is not None and record.sizes["updates_timed"] == 14 - 2 - 2
+    kept = record.numerics["looks"]["figures"]["lost_share"]
+    assert (kept["first"], kept["last"]) == tuple(line.values["lost_share"] for line in found)
 
 
 def test_a_line_of_numerics_is_read_back_and_drawn_without_its_groups() -> None:
@@ -166,3 +200,7 @@ def test_a_line_of_numerics_is_read_back_and_drawn_without_its_groups() -> None:
     assert line_of(json.loads(json.dumps(line.to_json()))) == line
     points = Curves(start_ms=0, emulated=False).take(line)
     assert [(p.name, p.value) for p in points] == [("numerics/lost_share", 0.25)]
+    odd = Curves(start_ms=0, emulated=False).take(
+        NumericsRecord(update=5, values={"gradient_error": math.nan})
+    )
+    assert [p.name for p in odd] == ["numerics/gradient_error", "nonfinite/numerics/gradient_error"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from runner.comparison.judge import compare
 from runner.comparison.results import Comparison
 from runner.comparison.runs import ComparedRun
 from runner.contracts import UserError
-from runner.records import RunRecord, dumps
+from runner.records import NumericsRecord, RunRecord, dumps
 from runner.reporting import canvas, cost_plots
 from runner.reporting.marks import LONGEST, shortened
 from runner.reporting.page import page
@@ -497,15 +498,27 @@ def test_a_sweep_is_compared_from_its_store_alone(
     client = MlflowClient("sqlite:///mlflow.db")
     where = client.create_experiment("runner", f"file://{tmp_path}/artifacts")
     ids = []
-    for place, found in enumerate(sweep()):
+    looks = [
+        NumericsRecord(update=2, values={"gradient_error": 0.25, "inputs_error/a": 0.5}),
+        NumericsRecord(update=4, values={"gradient_error": math.nan}),
+    ]
+    for place, found in enumerate(sweep(journal=[*sweep()[3].journal, *looks])):
         write_run(found, tmp_path / "gone" / str(place))
         tags = {"sweep_id": "one", "setup": found.setup}
-        stored = client.create_run(where, tags=tags).info.run_id
-        client.log_artifacts(stored, str(tmp_path / "gone" / str(place)))
-        client.set_terminated(stored)
-        ids.append(stored)
+        run_id = client.create_run(where, tags=tags).info.run_id
+        client.log_artifacts(run_id, str(tmp_path / "gone" / str(place)))
+        client.set_terminated(run_id)
+        ids.append(run_id)
+    here = compare(command.runs_of({"folder": "gone"}, tmp_path))
     shutil.rmtree(tmp_path / "gone")
     assert command.main([]) == 0
+    stored = json.loads((tmp_path / "comparison/comparison.json").read_text())["setups"]
+    assert [row["looks"] for row in stored] == json.loads(
+        json.dumps([asdict(row)["looks"] for row in here.setups])
+    )
+    assert (
+        stored[0]["looks"] is None and stored[1]["looks"]["worst"]["inputs_error"]["error"] == 0.5
+    )
     captured = capsys.readouterr()
     assert "precision=bf16: passed" in captured.out and "Downloading" not in captured.err
     assert command.main([f"runs={ids[3]},{ids[0]}"]) == 0
@@ -579,9 +592,12 @@ def rendered(comparison: Comparison, folder: Path, width: int) -> dict[str, Any]
 @pytest.mark.slow
 @pytest.mark.browser
 def test_a_browser_shows_every_plot_within_the_window(tmp_path: Path) -> None:
+    values = {"gradient_error": 0.25, "lost_share": 0.5, "underflow_share": 0.125}
+    looks = [NumericsRecord(update=n, values=values) for n in (2, 4)]
+    runs = [replace(r, journal=[*r.journal, *looks]) for r in diverging()]
     for width in (1000, 1400):
-        found = rendered(compare(diverging()), tmp_path, width)
-        assert found["plots"] == 9
+        found = rendered(compare(runs), tmp_path, width)
+        assert found["plots"] == 9 + 3
         assert found["small"] == 0 and found["out"] == 0
         assert found["wide"] <= width
         assert found["ink"].startswith("rgb(")

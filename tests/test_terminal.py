@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ from typing import Any
 
 from runner.contracts import Fault
 from runner.forwarding.runs import is_timed
-from runner.records import EvaluationRecord, dumps
+from runner.numerics import summed_up
+from runner.records import EvaluationRecord, NumericsRecord, dumps
 from runner.terminal import Progress, human_bytes, human_seconds, print_faults, summary_lines
 from tests.test_accounting import update
 from tests.test_records import record
@@ -99,6 +101,21 @@ def test_what_was_cut_or_left_out_is_said_and_nothing_where_nothing_was() -> Non
     assert lines_of(sizes={**SIZES, **stream})["data"] == (
         "a stream · 60 held out · left out: null 2"
     )
+
+
+def test_the_worst_of_the_looks_is_a_line_and_what_was_not_finite_is_said() -> None:
+    looks = [
+        NumericsRecord(update=5, values={"gradient_error": 0.0125, "lost_share": 0.25}),
+        NumericsRecord(update=10, values={"gradient_error": 0.01, "lost_share": 0.375}),
+    ]
+    assert lines_of(numerics={"looks": summed_up(looks)})["numerics"] == (
+        "2 looks · gradient error up to 1.25e-02 (update 5) · "
+        "up to 37.5% of an update rounded away (update 10)"
+    )
+    odd = [*looks, NumericsRecord(update=15, values={"gradient_error": math.nan})]
+    line = lines_of(numerics={"looks": summed_up(odd)})["numerics"]
+    assert "gradient error not finite in 1 of 3 looks, first after update 15" in line
+    assert "numerics" not in lines_of()
 
 
 def test_a_failure_is_in_the_first_line_with_its_reason() -> None:

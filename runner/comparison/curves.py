@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
 from runner.comparison.results import Curve, Reach
@@ -21,14 +21,23 @@ ENOUGH_EVALUATIONS = 4
 # --- mean curves ------------------------------------------------------------------------------
 
 
-def _band(curves: Sequence[dict[int, float]], clocks: Sequence[dict[int, float]]) -> Curve | None:
-    """Mean, lowest and highest over runs, at the updates that all of them have."""
+def _every_few(updates: Sequence[int]) -> list[int]:
+    step = max(1, len(updates) // POINTS)
+    return [*updates[:-1:step], updates[-1]]
+
+
+def band(
+    curves: Sequence[Mapping[int, float]],
+    clocks: Sequence[Mapping[int, float]],
+    keep: Callable[[Sequence[int]], list[int]] = _every_few,
+) -> Curve | None:
+    """Mean, lowest and highest over runs, at the updates that all of them have; `keep` chooses
+    among those, which are in order."""
     shared = set.intersection(*(set(curve) for curve in curves)) if curves else set()
     updates = sorted(shared)
     if not updates:
         return None
-    step = max(1, len(updates) // POINTS)
-    kept = [*updates[:-1:step], updates[-1]]
+    kept = keep(updates)
     columns = [[curve[u] for curve in curves] for u in kept]
     timed = bool(clocks) and all(u in clock for clock in clocks for u in kept if u)
     return Curve(
@@ -53,14 +62,14 @@ def train_curve(setup: Setup, *, timed: bool) -> Curve | None:
     runs = setup.with_status("ok") or list(setup.runs.values())
     runs = [run for run in runs if run.updates]
     clocks = [run.clock for run in runs] if timed else []
-    return _band([run.smoothed for run in runs], clocks)
+    return band([run.smoothed for run in runs], clocks)
 
 
 def held_out_curve(setup: Setup, *, timed: bool) -> Curve | None:
     """Held-out loss of the runs that ended ok."""
     runs = [run for run in setup.with_status("ok") if run.evaluations]
     clocks = [run.clock for run in runs] if timed else []
-    return _band([run.held_out for run in runs], clocks)
+    return band([run.held_out for run in runs], clocks)
 
 
 def gap_curve(base: Setup, setup: Setup) -> Curve | None:
@@ -70,7 +79,7 @@ def gap_curve(base: Setup, setup: Setup) -> Curve | None:
         curves = own.smoothed, other.smoothed
         shared = sorted(curves[0].keys() & curves[1].keys())
         gaps.append({u: curves[0][u] - curves[1][u] for u in shared})
-    return _band(gaps, [])
+    return band(gaps, [])
 
 
 def finished_pairs(base: Setup, setup: Setup) -> list[tuple[ComparedRun, ComparedRun]]:

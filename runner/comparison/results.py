@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.comparison.statistics import Paired
+from runner.numerics import Extremes, Worst
 
 VERDICTS = (
     "baseline",
@@ -154,6 +155,50 @@ class LiveBytes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LookFigure:
+    """One figure of the looks at the numerics of a setup.
+
+    first, last: mean over seeds at the first and the last update that all seeds looked at; None
+    where it was not finite. extremes: over all looks of all seeds. curve: by update, thinned to
+    about 50 points, among them the first, the last, the extremes and the first not finite.
+    """
+
+    first: float | None
+    last: float | None
+    extremes: Extremes
+    curve: Curve | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """Loss scale over all attempts of the seed in which it fell lowest; skipped: attempts that
+    were not applied, of the seed with the most."""
+
+    first: float
+    last: float
+    lowest: float
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LooksRow:
+    """What the looks at the numerics of a setup found, each on one micro-batch.
+
+    seeds: of the runs that were looked at, however they ended. count: looks of the seed with the
+    most, between the first and the last update. figures: by name without `numerics/`. worst: the
+    group of layers with the largest rounding error of any look, by name of the figure.
+    """
+
+    seeds: Sequence[int]
+    count: int
+    first_update: int
+    last_update: int
+    figures: Mapping[str, LookFigure]
+    worst: Mapping[str, Worst]
+    loss_scale: LossScale | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetupRow:
     """One setup: its runs by seed, and its figures.
 
@@ -164,6 +209,7 @@ class SetupRow:
         live: along the update.
     emulated: whether times would describe an emulation, and are therefore absent.
     probe: the gradient probe against FP32, of the first run; empty where there is none.
+    looks: at the numerics while training; None where no run was looked at.
     """
 
     name: str
@@ -182,6 +228,7 @@ class SetupRow:
     probe: Mapping[str, Any] = field(default_factory=dict)
     train: Curve | None = None
     held_out: Curve | None = None
+    looks: LooksRow | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

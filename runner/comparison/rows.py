@@ -7,6 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from runner.comparison.curves import held_out_curve, train_curve
+from runner.comparison.looks import looks_of
 from runner.comparison.results import LiveBytes, RunRow, SetupRow
 from runner.comparison.runs import ComparedRun
 from runner.comparison.setups import Setup, is_emulated
@@ -35,6 +36,7 @@ def row_of(setup: Setup) -> SetupRow:
         probe=record.numerics.get("gradient_probe") or {},
         train=train_curve(setup, timed=timed),
         held_out=held_out_curve(setup, timed=timed),
+        looks=looks_of(setup),
     )
 
 

@@ -14,6 +14,7 @@ from runner.accounting import TRAIN_LOSS_WINDOW
 from runner.records import (
     EvaluationRecord,
     JournalLine,
+    NumericsRecord,
     RunRecord,
     UpdateRecord,
     evaluations_of,
@@ -48,6 +49,11 @@ class ComparedRun:
     def evaluations(self) -> list[EvaluationRecord]:
         """The held-out losses of the journal, in order."""
         return evaluations_of(self.journal)
+
+    @cached_property
+    def looks(self) -> list[NumericsRecord]:
+        """The looks at the numerics of the journal, in order."""
+        return [line for line in self.journal if isinstance(line, NumericsRecord)]
 
     @cached_property
     def applied(self) -> list[UpdateRecord]:

@@ -46,7 +46,7 @@ class Agreement:
 @dataclass(frozen=True, kw_only=True)
 class GradientProbe:
     """Agreement with FP32 of the final hidden states, of the whole gradient, and of the gradient
-    of each group of layers: a block, or what lies outside the blocks."""
+    of each group of layers, see `group_of`."""
 
     output: Agreement
     gradient: Agreement
@@ -139,9 +139,10 @@ def measured_gradients(
 
 
 def group_of(name: str) -> str:
-    """`blocks.3` for everything in that block, else the first word of a parameter's name."""
-    numbered = re.match(r"(.*?\.\d+)\.", name)
-    return numbered[1] if numbered else name.split(".")[0]
+    """The part of a block that a parameter is in, `blocks.3.attn` or `blocks.3.mlp`; outside the
+    blocks the module that it belongs to."""
+    numbered = re.match(r"(.*?\.\d+\.[^.]+)\.", name)
+    return numbered[1] if numbered else name.rpartition(".")[0] or name
 
 
 def _gradients(

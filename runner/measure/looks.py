@@ -7,6 +7,7 @@ back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ class Rounding:
 
     difference: float = 0.0
     square: float = 0.0
-    beyond: int = 0
+    beyond: float = 0
     judged: int = 0
     amax: float = 0.0
 
@@ -54,11 +55,14 @@ class Rounding:
         wide, narrow = x.detach().double(), rounded.detach().double()
         self.difference += float(((wide - narrow) ** 2).sum())
         self.square += float((wide**2).sum())
+        amax = float(wide.abs().amax())
         if room is not None:
-            reach = narrow.abs().amax() * (1 + room) * (1 + 1e-6)
-            self.beyond += int((wide.abs() > reach).sum())
+            reach = float(narrow.abs().amax()) * (1 + room) * (1 + 1e-6)
+            # Nothing compares with NaN: a count of what is larger would tell of no share.
+            odd = math.isnan(amax) or math.isnan(reach)
+            self.beyond += math.nan if odd else int((wide.abs() > reach).sum())
             self.judged += x.numel()
-        self.amax = max(self.amax, float(wide.abs().amax()))
+        self.amax = largest((self.amax, amax))
 
     @property
     def error(self) -> float:
@@ -133,7 +137,7 @@ class Roundings:
             if judged:
                 beyond = sum(r.beyond for r in groups.values())
                 figures[f"{kind}_saturated_share"] = beyond / judged
-            figures[f"{kind}_amax"] = max(r.amax for r in groups.values())
+            figures[f"{kind}_amax"] = largest([r.amax for r in groups.values()])
             figures |= {f"{kind}_error/{group}": r.error for group, r in groups.items()}
         return figures
 
@@ -175,7 +179,7 @@ class Looks:
             "gradient_norm_ratio": found.gradient.norm_ratio,
             "output_error": found.output.relative_error,
         }
-        return figures | {name: value for name, value in probed.items() if value is not None}
+        return figures | {n: math.nan if v is None else v for n, v in probed.items()}
 
     def _ranges(self, form: Format) -> dict[str, float]:
         scale = float(self.training.scaler.scale) if self.training.scaler else 1.0
@@ -186,10 +190,13 @@ class Looks:
 
 def beyond_range(gradients: Sequence[Tensor], form: Format, scale: float) -> tuple[float, float]:
     """Shares of the gradient's elements that are not zero and would be flushed to zero in the
-    format at this loss scale, and of those that would lie beyond its largest value."""
+    format at this loss scale, and of those that would lie beyond its largest value; NaN where an
+    element is."""
     under = over = count = 0
     for gradient in gradients:
         size = gradient.double().abs() * scale
+        if size.isnan().any():
+            return math.nan, math.nan
         present = size > 0
         count += int(present.sum())
         under += int((present & (size <= form.smallest / 2)).sum())
@@ -211,15 +218,21 @@ def unmoved_share(training: Training, before: Mapping[str, Tensor]) -> float:
 
 def amax_errors(model: nn.Module) -> dict[str, float]:
     """How far delayed scaling's predictions were from what came: largest predicted amax over the
-    real one, less 1; 0 would be exact, below 0 values were clamped."""
+    real one, less 1; 0 would be exact, below 0 values were clamped; NaN where an amax is."""
     errors = []
     for module in model.modules():
-        if isinstance(module, DelayedScale) and float(module.amaxes[0]) > 0:
+        if isinstance(module, DelayedScale) and float(module.amaxes[0]) != 0:
             predicted = module.limit / float(module.used)
             errors.append(predicted / float(module.amaxes[0]) - 1)
     if not errors:
         return {}
-    return {"amax_error_least": min(errors), "amax_error_most": max(errors)}
+    least = -largest([-error for error in errors])
+    return {"amax_error_least": least, "amax_error_most": largest(errors)}
+
+
+def largest(values: Sequence[float]) -> float:
+    """The largest value; NaN where one is, which `max` may or may not give."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 @contextmanager

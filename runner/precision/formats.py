@@ -140,14 +140,19 @@ class Scales:
         return self.bits / 8
 
     def round(self, value: float) -> float:
-        """The nearest power of two; halfway (in the significand) up, as torch casts.
+        """The power of two that torch casts to: the nearest, halfway (in the significand) up.
 
-        NaN for what is not a number, negative or infinite; the ends for what lies beyond them.
+        Between the two lowest it is always the upper one: torch rounds a number below FP32's
+        smallest normal by the bits behind its first, whose place is the format's last. NaN for
+        what is not a number, negative, infinite or above the largest; the lowest for what is less.
         """
         if math.isnan(value) or math.isinf(value) or value < 0:
             return math.nan
         if value == 0:
             return math.ldexp(1.0, self.least_exponent)
+        lowest = math.ldexp(1.0, self.least_exponent)
+        if lowest < value < 2 * lowest:
+            return 2 * lowest
         significand, exponent = math.frexp(value)
         exponent += -1 if significand < 0.75 else 0
         if exponent > self.most_exponent:

@@ -93,13 +93,14 @@ def _curves(
         return None
     figure, axes = canvas.blank(2.9)
     for mark, curve in found:
-        _line(axes, mark, curve, timed=timed, band=0.22 / len(found) ** 0.5)
+        curve_line(axes, mark, curve, timed=timed, band=0.22 / len(found) ** 0.5)
     if around_zero:
         axes.axhline(0, color=canvas.SOFT, linewidth=1)
     axes.set_ylim(*_heights(found))
     axes.margins(x=0.01)
     if not timed:
-        _end_labels(axes, found)
+        ends = [(m, c.update[-1], c.mean[-1]) for m, c in found if m.coloured]
+        end_labels(axes, [(m, x, y) for m, x, y in ends if y is not None])
     others = sum(not m.coloured for m, _ in found)
     if others:
         axes.set_title(f"grey: {others} further setups", fontsize=8, color=canvas.SOFT, loc="right")
@@ -108,8 +109,11 @@ def _curves(
     return canvas.svg(figure, f"{y_name} against {x_name}")
 
 
-def _line(axes: Axes, mark: Mark, curve: Curve, *, timed: bool, band: float) -> None:
-    """One setup, its band as opaque as `band`; a value that is not finite breaks the line."""
+def curve_line(
+    axes: Axes, mark: Mark, curve: Curve, *, timed: bool, band: float, dots: bool = False
+) -> None:
+    """One setup, its band as opaque as `band`; a value that is not finite breaks the line. dots:
+    whether each point is marked; a curve of one point always is."""
     baseline = mark.quality == "baseline"
     nan = float("nan")
     mean, low, high = (
@@ -121,8 +125,9 @@ def _line(axes: Axes, mark: Mark, curve: Curve, *, timed: bool, band: float) -> 
     axes.plot(x, mean, color=mark.colour, linewidth=2.6 if baseline else 1.5, zorder=order)
     if curve.seeds > 1:
         axes.fill_between(x, low, high, color=mark.colour, alpha=band, linewidth=0, zorder=1)
-    if len(curve.update) == 1:
-        axes.plot(x, mean, color=mark.colour, marker="o", markersize=4, zorder=order)
+    if dots or len(curve.update) == 1:
+        size = 4 if len(curve.update) == 1 else 2.5
+        axes.plot(x, mean, color=mark.colour, marker="o", markersize=size, zorder=order)
 
 
 def _heights(found: Drawn) -> tuple[float, float]:
@@ -139,17 +144,17 @@ def _heights(found: Drawn) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _end_labels(axes: Axes, found: Drawn) -> None:
-    """Names at the right of the lines' ends, moved apart; setups without a colour have none."""
-    named = [(m, c, c.mean[-1]) for m, c in found if m.coloured and c.mean[-1] is not None]
-    low, high = axes.get_ylim()
-    ends = [float(end) for _, _, end in named]
-    moved = canvas.spread(ends, (high - low) * 0.068, low=low, high=high)
-    for (mark, curve, end), y in zip(named, moved, strict=True):
-        words = f"{mark.name} ↑" if end > high else mark.name
+def end_labels(axes: Axes, ends: Sequence[tuple[Mark, float, float]]) -> None:
+    """Names at the right of the lines' ends, which are x and y, moved apart; an end above the plot
+    is pointed to. To be called when the axes have their limits and scale."""
+    high = axes.get_ylim()[1]
+    place = axes.transScale + axes.transLimits
+    heights = [float(place.transform((x, min(y, high)))[1]) for _, x, y in ends]
+    moved = canvas.spread(heights, 0.068, low=0.0, high=1.0)
+    for (mark, x, y), height in zip(ends, moved, strict=True):
+        words = f"{mark.name} ↑" if y > high else mark.name
         axes.annotate(
-            words, (curve.update[-1], min(end, high)), xytext=(1.025, y),
-            textcoords=axes.get_yaxis_transform(), va="center", fontsize=8, color=mark.colour,
-            annotation_clip=False,
+            words, (x, min(y, high)), xytext=(1.025, height), textcoords="axes fraction",
+            va="center", fontsize=8, color=mark.colour, annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": mark.colour, "linewidth": 0.6, "alpha": 0.6},
         )  # fmt: skip

@@ -6,6 +6,7 @@ from html import escape
 
 from runner.comparison.results import Comparison, Contrast, Ratio, SetupRow, Verdict
 from runner.reporting import wording
+from runner.reporting.looks_section import looks_section
 from runner.reporting.marks import all_marks
 from runner.reporting.markup import plain_table, variable
 from runner.reporting.plots import plots
@@ -23,6 +24,7 @@ def page(comparison: Comparison) -> str:
         plots(comparison),
         _pairs(comparison),
         _probes(comparison),
+        looks_section(comparison),
         _notes(comparison),
         _runs(comparison),
     ]

@@ -29,7 +29,7 @@ def plots(comparison: Comparison) -> str:
     """Learning on the left, cost on the right; only what has something to show."""
     sides = (_learning(comparison), _cost(comparison))
     columns = "".join(
-        f'<div class="column">{"".join(_figure(comparison, plot) for plot in side)}</div>'
+        f'<div class="column">{"".join(figure(comparison, plot) for plot in side)}</div>'
         for side in sides
     )
     count = len(comparison.setups)
@@ -37,7 +37,8 @@ def plots(comparison: Comparison) -> str:
     return f'<p class="stands">{note}</p><div class="grid">{columns}</div>'
 
 
-def _figure(comparison: Comparison, plot: Plot) -> str:
+def figure(comparison: Comparison, plot: Plot) -> str:
+    """The plot as a card of the page; empty where it has nothing to show."""
     with canvas.settings(plot.title):
         drawn = plot.draw(comparison)
     if drawn is None:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 
 from runner.comparison.results import METRICS, Comparison, SetupRow
-from runner.reporting import wording
+from runner.reporting import looks_tables, wording
 from runner.reporting.tables import TABLES, stands_with
 
 WIDTH = 120
@@ -76,8 +76,23 @@ def markdown(comparison: Comparison) -> str:
         header, rows = make(comparison)
         if rows:
             found += ["", f"## {title}", "", *_markdown_table(header, rows)]
+    found += _markdown_looks(comparison)
     found += ["", "## Reasons", "", *_markdown_reasons(comparison)]
     return "\n".join(found) + "\n"
+
+
+def _markdown_looks(comparison: Comparison) -> list[str]:
+    """The looks at the numerics; nothing where no run was looked at."""
+    if not looks_tables.looked(comparison):
+        return []
+    found = ["", f"## {looks_tables.TITLE}", "", looks_tables.note(comparison), ""]
+    header, rows = looks_tables.whole_table(comparison)
+    found += _markdown_table(header, [[name, *(c.plain() for c in cells)] for name, cells in rows])
+    header, rows = looks_tables.operands_table(comparison)
+    if rows:
+        plain = [[name, *(c.plain() for c in cells)] for name, cells in rows]
+        found += ["", looks_tables.operands_note(), "", *_markdown_table(header, plain)]
+    return found
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -146,4 +161,19 @@ def _record(comparison: Comparison, row: SetupRow) -> dict[str, object]:
             record[f"{metric}_ratio_{part}"] = getattr(result, part) if result else None
     reach = found.reach if found else None
     record["seconds_to_baseline_loss"] = reach.seconds if reach else None
-    return record
+    return record | _look_figures(comparison, row)
+
+
+def _look_figures(comparison: Comparison, row: SetupRow) -> dict[str, object]:
+    """Figures of the looks at the numerics; no column where no run was looked at."""
+    names = {n: None for _, looks in looks_tables.looked(comparison) for n in looks.figures}
+    found: dict[str, object] = {}
+    for name in names:
+        own = row.looks.figures.get(name) if row.looks else None
+        known = own.extremes if own else None
+        found[f"numerics_{name}_first"] = own.first if own else None
+        found[f"numerics_{name}_last"] = own.last if own else None
+        found[f"numerics_{name}_least"] = known.least if known else None
+        found[f"numerics_{name}_most"] = known.most if known else None
+        found[f"numerics_{name}_nonfinite_looks"] = known.nonfinite if known else None
+    return found
