@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from runner.comparison.results import Comparison, Curve
 from runner.reporting import canvas
-from runner.reporting.looks_tables import percent
+from runner.reporting.looks_words import percent
 from runner.reporting.loss_plots import curve_line, end_labels
 from runner.reporting.marks import Mark, marks
 

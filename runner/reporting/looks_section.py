@@ -8,14 +8,14 @@ from runner.comparison.results import Comparison
 from runner.reporting import looks_plots
 from runner.reporting.looks_tables import (
     TITLE,
-    Cell,
     Rows,
     looked,
-    note,
+    notes,
     operands_note,
     operands_table,
     whole_table,
 )
+from runner.reporting.looks_words import Cell
 from runner.reporting.plots import Plot, figure
 
 PLOTS = (
@@ -47,11 +47,12 @@ def looks_section(comparison: Comparison) -> str:
     header, rows = operands_table(comparison)
     if rows:
         tables += f'<p class="quiet above">{escape(operands_note())}</p>{_table(header, rows)}'
+    words = "".join(f'<p class="quiet">{escape(line)}</p>' for line in notes(comparison))
     drawn = [found for plot in PLOTS if (found := figure(comparison, plot))]
     columns = "".join(f'<div class="column">{"".join(drawn[side::2])}</div>' for side in (0, 1))
     return (
         f'<section class="card scroll"><h2>{TITLE}</h2>'
-        f'<p class="quiet">{escape(note(comparison))}</p>{tables}</section>'
+        f"{words}{tables}</section>"
         f'<div class="grid">{columns}</div>'
     )
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 
-from runner.comparison.results import Comparison, LookFigure, LooksRow, SetupRow
-from runner.numerics import Extremes, not_finite
+from runner.comparison.results import Comparison, LooksRow, SetupRow
+from runner.numerics import not_finite
+from runner.reporting.looks_words import (
+    Cell,
+    at,
+    cell_of,
+    largest,
+    lines,
+    most,
+    named,
+    percent,
+    signed,
+    span,
+)
 from runner.reporting.wording import NONE
 
 TITLE = "Numerics while training"
 KINDS = ("inputs", "weights", "gradients")
 """Operands of the converted layers' products; `gradients` are those of the layers' outputs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A figure, and what stands below it in small print, line by line."""
-
-    text: str = NONE
-    under: Sequence[str] = ()
-
-    def plain(self) -> str:
-        """In one line."""
-        return f"{self.text} ({'; '.join(self.under)})" if self.under else self.text
-
-
 Rows = list[tuple[str, list[Cell]]]
 """A name and the cells beside it."""
 
@@ -35,16 +33,35 @@ def looked(comparison: Comparison) -> list[tuple[SetupRow, LooksRow]]:
     return [(row, row.looks) for row in comparison.setups if row.looks is not None]
 
 
-def note(comparison: Comparison) -> str:
-    """What the figures are, in words."""
+def notes(comparison: Comparison) -> list[str]:
+    """How the figures came about, and what each column is, in words."""
     seeds = sorted({seed for _, looks in looked(comparison) for seed in looks.seeds})
     which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    return (
-        f"Every so many updates (numerics.every) what rounding does is looked at, of {which}: "
-        "between two updates, untimed, on one micro-batch, always the same of a run. first → last: "
-        "means over seeds; the worst is over every look of every seed. A dash: the recipe has no "
-        "such figure."
-    )
+    shown = whole_table(comparison)[0]
+    return [
+        "What rounding does, looked at every so many updates (numerics.every): between two "
+        f"updates, untimed, on one micro-batch, always the same of a run; {which}. first → last: "
+        "means over seeds; the worst: over every look of every seed. A dash: the recipe has no "
+        "such figure.",
+        "; ".join(f"{name}: {text}" for name, text in MEANINGS.items() if name in shown) + ".",
+    ]
+
+
+MEANINGS = {
+    "gradient error": "norm of the difference from FP32's gradient, on the same weights, over "
+    "FP32's norm",
+    "cosine": "of the angle between the two",
+    "norm ratio": "the recipe's norm over FP32's",
+    "output error": "the same as gradient error, of the final hidden states",
+    "updates lost": "weights that an update was to change and left exactly as they were",
+    "loss scale": "over all attempts, of the seed in which it fell lowest",
+    "underflow": "gradient that the 16-bit format flushes to zero at the loss scale, the largest "
+    "share of any look",
+    "overflow": "gradient beyond that format's largest number",
+    "predicted amax": "largest magnitude that delayed scaling prepared for against the one that "
+    "came; below zero, values were clamped",
+}
+"""What the columns are."""
 
 
 # --- gradients and updates --------------------------------------------------------------------
@@ -64,15 +81,17 @@ def whole_table(comparison: Comparison) -> tuple[list[str], Rows]:
 
 
 def _looks(looks: LooksRow) -> Cell:
-    span = f"{looks.first_update} to {looks.last_update}"
     return Cell(
         text=f"{looks.count}",
-        under=(f"updates {span}", f"seed {', '.join(map(str, looks.seeds))}"),
+        under=(
+            f"updates {looks.first_update} to {looks.last_update}",
+            f"seed {', '.join(map(str, looks.seeds))}",
+        ),
     )
 
 
 def _gradient_error(looks: LooksRow) -> Cell:
-    return _most(looks, "gradient_error", "worst")
+    return most(looks, "gradient_error", "worst")
 
 
 def _cosine(looks: LooksRow) -> Cell:
@@ -80,8 +99,8 @@ def _cosine(looks: LooksRow) -> Cell:
     if figure is None:
         return Cell()
     found = figure.extremes
-    worst = _at("worst", found.least, found.least_update, "{:.5f}".format)
-    return _cell(figure, "{:.5f}".format, worst)
+    worst = at("worst", found.least, found.least_update, "{:.5f}".format)
+    return cell_of(figure, "{:.5f}".format, worst)
 
 
 def _norm_ratio(looks: LooksRow) -> Cell:
@@ -89,23 +108,23 @@ def _norm_ratio(looks: LooksRow) -> Cell:
     figure = looks.figures.get("gradient_norm_ratio")
     if figure is None:
         return Cell()
-    return _cell(figure, "{:.4f}".format, _range(figure.extremes, "{:.4f}".format))
+    return cell_of(figure, "{:.4f}".format, span(figure.extremes, "{:.4f}".format))
 
 
 def _output_error(looks: LooksRow) -> Cell:
-    return _most(looks, "output_error", "worst")
+    return most(looks, "output_error", "worst")
 
 
 def _lost(looks: LooksRow) -> Cell:
-    return _most(looks, "lost_share", "largest")
+    return most(looks, "lost_share", "largest")
 
 
 def _under(looks: LooksRow) -> Cell:
-    return _largest(looks, "underflow_share")
+    return largest(looks, "underflow_share")
 
 
 def _over(looks: LooksRow) -> Cell:
-    return _largest(looks, "overflow_share")
+    return largest(looks, "overflow_share")
 
 
 def _scale(looks: LooksRow) -> Cell:
@@ -121,12 +140,12 @@ def _scale(looks: LooksRow) -> Cell:
 
 def _predicted(looks: LooksRow) -> Cell:
     """How far delayed scaling's predicted amax was off, over all tensors of all looks."""
-    least, most = (looks.figures.get(f"amax_error_{end}") for end in ("least", "most"))
-    if least is None or most is None:
+    lower, upper = (looks.figures.get(f"amax_error_{end}") for end in ("least", "most"))
+    if lower is None or upper is None:
         return Cell()
-    low, high = least.extremes.least, most.extremes.most
-    text = NONE if low is None or high is None else f"{_signed(low)} to {_signed(high)}"
-    return Cell(text=text, under=_lines(not_finite(asdict(most.extremes))))
+    low, high = lower.extremes.least, upper.extremes.most
+    text = NONE if low is None or high is None else f"{signed(low)} to {signed(high)}"
+    return Cell(text=text, under=lines(not_finite(asdict(upper.extremes))))
 
 
 COLUMNS: dict[str, Callable[[LooksRow], Cell]] = {
@@ -169,81 +188,15 @@ def _operand(looks: LooksRow, kind: str) -> Cell:
     figure = looks.figures.get(f"{kind}_error")
     if figure is None:
         return Cell()
-    words = [_at("worst", figure.extremes.most, figure.extremes.most_update, percent)]
+    words = [at("worst", figure.extremes.most, figure.extremes.most_update, percent)]
     worst = looks.worst.get(f"{kind}_error")
     if worst is not None:
         size = "not finite" if worst.error is None else percent(worst.error)
         words.append(f"most in {worst.group}: {size}")
     saturated = looks.figures.get(f"{kind}_saturated_share")
     if saturated is not None:
-        words.append(_named("saturated up to", saturated.extremes, percent))
+        words.append(named("saturated up to", saturated.extremes, percent))
     amax = looks.figures.get(f"{kind}_amax")
     if amax is not None:
-        words.append(_named("amax up to", amax.extremes, "{:.3g}".format))
-    return _cell(figure, percent, *words)
-
-
-# --- words ------------------------------------------------------------------------------------
-
-
-def percent(value: float) -> str:
-    """Three figures: `0.0312%`, `12.3%`, `1,230%`."""
-    size = 100 * value
-    return f"{size:,.0f}%" if abs(size) >= 100 else f"{size:.3g}%"
-
-
-def _signed(value: float) -> str:
-    return f"{100 * value:+,.0f}%" if abs(value) >= 1 else f"{100 * value:+.3g}%"
-
-
-def _most(looks: LooksRow, name: str, word: str) -> Cell:
-    """First and last, and the largest of any look."""
-    figure = looks.figures.get(name)
-    if figure is None:
-        return Cell()
-    found = figure.extremes
-    return _cell(figure, percent, _at(word, found.most, found.most_update, percent))
-
-
-def _largest(looks: LooksRow, name: str) -> Cell:
-    """The largest of any look alone."""
-    figure = looks.figures.get(name)
-    if figure is None:
-        return Cell()
-    found = figure.extremes
-    text = NONE if found.most is None else percent(found.most)
-    where = f"at update {found.most_update}" if found.most else ""
-    return Cell(text=text, under=_lines(where, not_finite(asdict(found))))
-
-
-def _cell(figure: LookFigure, form: Callable[[float], str], *small: str) -> Cell:
-    """First → last, with the small print and what was not finite."""
-    if figure.curve is None:
-        text = NONE
-    else:
-        text = " → ".join(
-            "not finite" if value is None else form(value) for value in (figure.first, figure.last)
-        )
-    return Cell(text=text, under=_lines(*small, not_finite(asdict(figure.extremes))))
-
-
-def _lines(*words: str) -> tuple[str, ...]:
-    return tuple(filter(None, words))
-
-
-def _at(word: str, value: float | None, update: int | None, form: Callable[[float], str]) -> str:
-    return "" if value is None else f"{word} {form(value)} at update {update}"
-
-
-def _named(word: str, found: Extremes, form: Callable[[float], str]) -> str:
-    """The largest value after a word, or what was not finite."""
-    words = [] if found.most is None else [f"{word} {form(found.most)}"]
-    if found.nonfinite:
-        words.append(f"{word.split()[0]} {not_finite(asdict(found))}")
-    return "; ".join(words)
-
-
-def _range(found: Extremes, form: Callable[[float], str]) -> str:
-    if found.least is None or found.most is None:
-        return ""
-    return f"{form(found.least)} to {form(found.most)}"
+        words.append(named("amax up to", amax.extremes, "{:.3g}".format))
+    return cell_of(figure, percent, *words)

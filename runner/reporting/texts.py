@@ -85,7 +85,9 @@ def _markdown_looks(comparison: Comparison) -> list[str]:
     """The looks at the numerics; nothing where no run was looked at."""
     if not looks_tables.looked(comparison):
         return []
-    found = ["", f"## {looks_tables.TITLE}", "", looks_tables.note(comparison), ""]
+    found = ["", f"## {looks_tables.TITLE}", ""]
+    for line in looks_tables.notes(comparison):
+        found += [line, ""]
     header, rows = looks_tables.whole_table(comparison)
     found += _markdown_table(header, [[name, *(c.plain() for c in cells)] for name, cells in rows])
     header, rows = looks_tables.operands_table(comparison)
