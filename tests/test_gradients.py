@@ -115,8 +115,8 @@ def test_a_recipe_that_halves_gradients_is_caught() -> None:
     training = replace(job.training, forward_contexts=lambda: [recipe.compute(torch.device("cpu"))])
     found = gradient_probe(training, recipe, job.feed.probes(2)[-1])
     assert found.output.relative_error == 0.0
-    assert found.groups["blocks.0"].cosine == pytest.approx(1.0)
-    assert found.groups["blocks.0"].norm_ratio == pytest.approx(0.5)
+    assert found.groups["blocks.0.attn"].cosine == pytest.approx(1.0)
+    assert found.groups["blocks.0.attn"].norm_ratio == pytest.approx(0.5)
     assert found.groups["head"].norm_ratio == pytest.approx(1.0)
 
 
@@ -140,10 +140,10 @@ def test_the_probe_leaves_no_trace(name: str) -> None:
     assert all(m.in_evaluation == (name == "int4") for m in rounding)
 
 
-def test_layers_are_grouped_by_block() -> None:
+def test_layers_are_grouped_by_the_parts_of_each_block() -> None:
     assert group_of("blocks.11.mlp.up.weight") == "blocks.11.mlp"
     assert group_of("model.layers.2.self_attn.q_proj.weight") == "model.layers.2.self_attn"
     assert group_of("transformer.h.2.mlp.experts.3.up.weight") == "transformer.h.2.mlp"
     assert group_of("transformer.wte.weight") == "transformer.wte"
-    assert group_of("decoder.layers.3.q.weight") == "decoder.layers.3"
+    assert group_of("decoder.layers.3.q.weight") == "decoder.layers.3.q"
     assert group_of("norm.weight") == "norm"
