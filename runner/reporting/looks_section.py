@@ -6,15 +6,7 @@ from html import escape
 
 from runner.comparison.results import Comparison
 from runner.reporting import looks_plots
-from runner.reporting.looks_tables import (
-    TITLE,
-    Rows,
-    looked,
-    notes,
-    operands_note,
-    operands_table,
-    whole_table,
-)
+from runner.reporting.looks_tables import TABLES, TITLE, Rows, looked, note
 from runner.reporting.looks_words import Cell
 from runner.reporting.plots import Plot, figure
 
@@ -43,16 +35,17 @@ def looks_section(comparison: Comparison) -> str:
     """The section; empty where no run was looked at."""
     if not looked(comparison):
         return ""
-    tables = _table(*whole_table(comparison))
-    header, rows = operands_table(comparison)
-    if rows:
-        tables += f'<p class="quiet above">{escape(operands_note())}</p>{_table(header, rows)}'
-    words = "".join(f'<p class="quiet">{escape(line)}</p>' for line in notes(comparison))
+    tables = [(table.note, table.drawn(comparison)) for table in TABLES]
+    inner = "".join(
+        f'<p class="quiet above">{escape(words)}</p>{_table(header, rows)}'
+        for words, (header, rows) in tables
+        if rows
+    )
     drawn = [found for plot in PLOTS if (found := figure(comparison, plot))]
     columns = "".join(f'<div class="column">{"".join(drawn[side::2])}</div>' for side in (0, 1))
     return (
         f'<section class="card scroll"><h2>{TITLE}</h2>'
-        f"{words}{tables}</section>"
+        f'<p class="quiet">{escape(note(comparison))}</p>{inner}</section>'
         f'<div class="grid">{columns}</div>'
     )
 
@@ -63,7 +56,7 @@ def _table(header: list[str], rows: Rows) -> str:
         f'<tr><td><span class="name">{escape(name)}</span></td>{"".join(map(_cell, cells))}</tr>'
         for name, cells in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<table class="looks"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _cell(cell: Cell) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 
 from runner.comparison.results import Comparison, LooksRow, SetupRow
 from runner.numerics import not_finite
@@ -22,8 +23,6 @@ from runner.reporting.looks_words import (
 from runner.reporting.wording import NONE
 
 TITLE = "Numerics while training"
-KINDS = ("inputs", "weights", "gradients")
-"""Operands of the converted layers' products; `gradients` are those of the layers' outputs."""
 Rows = list[tuple[str, list[Cell]]]
 """A name and the cells beside it."""
 
@@ -33,51 +32,19 @@ def looked(comparison: Comparison) -> list[tuple[SetupRow, LooksRow]]:
     return [(row, row.looks) for row in comparison.setups if row.looks is not None]
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """How the figures came about, and what each column is, in words."""
+def note(comparison: Comparison) -> str:
+    """How the figures came about, in words."""
     seeds = sorted({seed for _, looks in looked(comparison) for seed in looks.seeds})
     which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    shown = whole_table(comparison)[0]
-    return [
+    return (
         "What rounding does, looked at every so many updates (numerics.every): between two "
         f"updates, untimed, on one micro-batch, always the same of a run; {which}. first → last: "
         "means over seeds; the worst: over every look of every seed. A dash: the recipe has no "
-        "such figure.",
-        "; ".join(f"{name}: {text}" for name, text in MEANINGS.items() if name in shown) + ".",
-    ]
+        "such figure."
+    )
 
 
-MEANINGS = {
-    "gradient error": "norm of the difference from FP32's gradient, on the same weights, over "
-    "FP32's norm",
-    "cosine": "of the angle between the two",
-    "norm ratio": "the recipe's norm over FP32's",
-    "output error": "the same as gradient error, of the final hidden states",
-    "updates lost": "weights that an update was to change and left exactly as they were",
-    "loss scale": "over all attempts, of the seed in which it fell lowest",
-    "underflow": "gradient that the 16-bit format flushes to zero at the loss scale, the largest "
-    "share of any look",
-    "overflow": "gradient beyond that format's largest number",
-    "predicted amax": "largest magnitude that delayed scaling prepared for against the one that "
-    "came; below zero, values were clamped",
-}
-"""What the columns are."""
-
-
-# --- gradients and updates --------------------------------------------------------------------
-
-
-def whole_table(comparison: Comparison) -> tuple[list[str], Rows]:
-    """What becomes of gradients and updates, a row a setup; without columns that no setup has."""
-    every = {
-        name: [make(looks) for _, looks in looked(comparison)] for name, make in COLUMNS.items()
-    }
-    columns = {name: cells for name, cells in every.items() if any(c != Cell() for c in cells)}
-    rows = [
-        (row.name, [cells[place] for cells in columns.values()])
-        for place, (row, _) in enumerate(looked(comparison))
-    ]
-    return ["setup", *columns], rows
+# --- cells ------------------------------------------------------------------------------------
 
 
 def _looks(looks: LooksRow) -> Cell:
@@ -148,42 +115,6 @@ def _predicted(looks: LooksRow) -> Cell:
     return Cell(text=text, under=lines(not_finite(asdict(upper.extremes))))
 
 
-COLUMNS: dict[str, Callable[[LooksRow], Cell]] = {
-    "looks": _looks,
-    "gradient error": _gradient_error,
-    "cosine": _cosine,
-    "norm ratio": _norm_ratio,
-    "output error": _output_error,
-    "updates lost": _lost,
-    "loss scale": _scale,
-    "underflow": _under,
-    "overflow": _over,
-    "predicted amax": _predicted,
-}
-
-
-# --- operands ---------------------------------------------------------------------------------
-
-
-def operands_table(comparison: Comparison) -> tuple[list[str], Rows]:
-    """What rounding makes of the converted layers' operands; only setups that have such layers."""
-    rows = [
-        (row.name, [_operand(looks, kind) for kind in KINDS])
-        for row, looks in looked(comparison)
-        if any(f"{kind}_error" in looks.figures for kind in KINDS)
-    ]
-    return ["setup", *KINDS], rows
-
-
-def operands_note() -> str:
-    """What the operands' figures are, in words."""
-    return (
-        "What rounding changes in the operands of the converted layers, norm of the change over "
-        "norm of the operands, and where it is largest; saturated: elements that were clamped; "
-        "amax: the largest magnitude. gradients: of the layers' outputs."
-    )
-
-
 def _operand(looks: LooksRow, kind: str) -> Cell:
     figure = looks.figures.get(f"{kind}_error")
     if figure is None:
@@ -200,3 +131,63 @@ def _operand(looks: LooksRow, kind: str) -> Cell:
     if amax is not None:
         words.append(named("amax up to", amax.extremes, "{:.3g}".format))
     return cell_of(figure, percent, *words)
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookTable:
+    """A table with a row for each setup. note: what its columns are, in words."""
+
+    note: str
+    columns: Mapping[str, Callable[[LooksRow], Cell]]
+
+    def drawn(self, comparison: Comparison) -> tuple[list[str], Rows]:
+        """Header and rows, without columns and rows that have dashes only."""
+        made = [
+            (row.name, [make(looks) for make in self.columns.values()])
+            for row, looks in looked(comparison)
+        ]
+        rows = [(name, cells) for name, cells in made if any(c != Cell() for c in cells)]
+        shown = [p for p in range(len(self.columns)) if any(c[p] != Cell() for _, c in rows)]
+        names = list(self.columns)
+        header = ["setup", *(names[place] for place in shown)]
+        return header, [(name, [cells[place] for place in shown]) for name, cells in rows]
+
+
+TABLES = (
+    LookTable(
+        note="Gradients and final hidden states against FP32's, on the same weights: error is the "
+        "norm of the difference over FP32's norm, the norm ratio has its range below.",
+        columns={
+            "looks": _looks,
+            "gradient error": _gradient_error,
+            "cosine": _cosine,
+            "norm ratio": _norm_ratio,
+            "output error": _output_error,
+        },
+    ),
+    LookTable(
+        note="Updates lost: weights that an update was to change and left exactly as they were. "
+        "Loss scale: over all attempts, of the seed in which it fell lowest. Underflow and "
+        "overflow: gradient that the 16-bit format would flush to zero at the loss scale, or not "
+        "hold; the largest share of any look.",
+        columns={
+            "updates lost": _lost,
+            "loss scale": _scale,
+            "underflow": _under,
+            "overflow": _over,
+        },
+    ),
+    LookTable(
+        note="What rounding changes in the operands of the converted layers, norm of the change "
+        "over norm of the operands, and where most; gradients are those of the layers' outputs. "
+        "Saturated: elements that were clamped. Amax: the largest magnitude; predicted amax: what "
+        "delayed scaling prepared for against what came, below zero where it clamped.",
+        columns={
+            **{kind: partial(_operand, kind=kind) for kind in ("inputs", "weights", "gradients")},
+            "predicted amax": _predicted,
+        },
+    ),
+)

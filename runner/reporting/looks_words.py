@@ -73,8 +73,8 @@ def lines(*words: str) -> tuple[str, ...]:
 
 
 def at(word: str, value: float | None, update: int | None, form: Form) -> str:
-    """`worst 4% at update 10`; empty where there is no value."""
-    return "" if value is None else f"{word} {form(value)} at update {update}"
+    """`worst 4% at update 10`; empty where there is no value, or nothing at all."""
+    return "" if not value else f"{word} {form(value)} at update {update}"
 
 
 def named(word: str, found: Extremes, form: Form) -> str:

@@ -85,15 +85,12 @@ def _markdown_looks(comparison: Comparison) -> list[str]:
     """The looks at the numerics; nothing where no run was looked at."""
     if not looks_tables.looked(comparison):
         return []
-    found = ["", f"## {looks_tables.TITLE}", ""]
-    for line in looks_tables.notes(comparison):
-        found += [line, ""]
-    header, rows = looks_tables.whole_table(comparison)
-    found += _markdown_table(header, [[name, *(c.plain() for c in cells)] for name, cells in rows])
-    header, rows = looks_tables.operands_table(comparison)
-    if rows:
-        plain = [[name, *(c.plain() for c in cells)] for name, cells in rows]
-        found += ["", looks_tables.operands_note(), "", *_markdown_table(header, plain)]
+    found = ["", f"## {looks_tables.TITLE}", "", looks_tables.note(comparison)]
+    for table in looks_tables.TABLES:
+        header, rows = table.drawn(comparison)
+        if rows:
+            plain = [[name, *(cell.plain() for cell in cells)] for name, cells in rows]
+            found += ["", table.note, "", *_markdown_table(header, plain)]
     return found
 
 

@@ -36,6 +36,7 @@ h2 { font-size: 16px; font-weight: 640; margin: 0 0 2px; }
 p { margin: 0; }
 section > p.quiet { font-size: 13px; margin-bottom: 10px; }
 section > p.above { margin-top: 20px; }
+table.looks td:first-child { min-width: 12em; }
 p.stands { color: var(--soft); font-size: 12.5px; margin-top: 8px; }
 .quiet, figcaption, .under { color: var(--soft); }
 .work { margin: 8px 0 0; color: var(--soft); }
