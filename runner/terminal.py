@@ -339,17 +339,20 @@ def _looks_line(record: RunRecord) -> str:
     found = record.numerics.get("looks")
     if not found:
         return ""
-    figures = found["figures"]
     words = []
-    for name, text in (
-        ("gradient_error", "gradient error up to {:.2e}"),
-        ("lost_share", "up to {:.1%} of an update rounded away"),
+    for name, text, form in (
+        ("gradient_error", "gradient error", "{:.2e}"),
+        ("lost_share", "updates rounded away", "{:.3g}%"),
     ):
-        figure = figures.get(name, {"most": None, "nonfinite": 0})
+        figure = found["figures"].get(name)
+        if figure is None:
+            continue
         if figure["most"] is not None:
-            words.append(f"{text.format(figure['most'])} (update {figure['most_update']})")
+            most = figure["most"] * (100 if "%" in form else 1)
+            upto = f"{text} up to {form.format(most)} (update {figure['most_update']})"
+            words.append(upto if most else f"no {text}")
         if figure["nonfinite"]:
-            words.append(f"{name.replace('_', ' ')} {not_finite(figure)}")
+            words.append(f"{text} {not_finite(figure)}")
     return " · ".join([f"{found['count']} look{'s' if found['count'] > 1 else ''}", *words])
 
 

@@ -110,8 +110,11 @@ def test_the_worst_of_the_looks_is_a_line_and_what_was_not_finite_is_said() -> N
     ]
     assert lines_of(numerics={"looks": summed_up(looks)})["numerics"] == (
         "2 looks · gradient error up to 1.25e-02 (update 5) · "
-        "up to 37.5% of an update rounded away (update 10)"
+        "updates rounded away up to 37.5% (update 10)"
     )
+    none = [NumericsRecord(update=5, values={"gradient_error": 0.0, "lost_share": 0.0})]
+    line = lines_of(numerics={"looks": summed_up(none)})["numerics"]
+    assert line == "1 look · no gradient error · no updates rounded away"
     odd = [*looks, NumericsRecord(update=15, values={"gradient_error": math.nan})]
     line = lines_of(numerics={"looks": summed_up(odd)})["numerics"]
     assert "gradient error not finite in 1 of 3 looks, first after update 15" in line

@@ -45,12 +45,13 @@ def _by_update(comparison: Comparison, name: str, words: str, *, log: bool) -> s
         return None
     figure, axes = canvas.blank(2.9)
     _scale(axes, found, log=log)
+    drawn = [(mark, _without_zeros(curve) if log else curve) for mark, curve in found]
+    for mark, curve in drawn:
+        curve_line(axes, mark, curve, timed=False, band=0.22 / len(found) ** 0.5, dots=True)
     for mark, curve in found:
-        drawn = _without_zeros(curve) if log else curve
-        curve_line(axes, mark, drawn, timed=False, band=0.22 / len(found) ** 0.5, dots=True)
         _crosses(axes, mark, curve, name)
     axes.margins(x=0.03)
-    end_labels(axes, [(mark, *_end(axes, curve)) for mark, curve in found if mark.coloured])
+    end_labels(axes, [(mark, *_end(axes, curve)) for mark, curve in drawn if mark.coloured])
     zero = [mark.name for mark, curve in known if _is_zero(curve)]
     if zero:
         named = ", ".join(zero[:3]) + (f" and {len(zero) - 3} more" if len(zero) > 3 else "")
@@ -112,6 +113,6 @@ def _crosses(axes: Axes, mark: Mark, curve: Curve, name: str) -> None:
 
 
 def _end(axes: Axes, curve: Curve) -> tuple[float, float]:
-    """Where the last finite value lies; at the top where there is none."""
-    known = [(u, v) for u, v in zip(curve.update, curve.mean, strict=True) if v]
+    """Where the last value that is drawn lies; at the top where there is none."""
+    known = [(u, v) for u, v in zip(curve.update, curve.mean, strict=True) if v is not None]
     return known[-1] if known else (curve.update[-1], axes.get_ylim()[1])
