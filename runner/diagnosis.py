@@ -34,6 +34,7 @@ class Figures:
     accum, skipped, spread: micro-batches, updates not applied, interquartile range over median.
     optimizer_bytes_per_s: bytes the update had to move over the time of its phase.
     bandwidth: peak bytes/s of the device. others: other processes that computed on the device.
+    retries: times that the allocator had to give its cache back to the device and ask again.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Figures:
     optimizer_bytes_per_s: float | None = None
     bandwidth: float | None = None
     others: int = 0
+    retries: int = 0
 
     def share(self, phase: str) -> float:
         """Exposed share of a phase."""
@@ -135,6 +137,15 @@ def _memory(f: Figures) -> Stage:
     figure = f"peak {f.peak_bytes / 2**30:.3f} GiB"
     if f.largest_category:
         figure += f" in {f.peak_phase}, mostly {f.largest_category.replace('_', ' ')}"
+    if f.retries:
+        return Stage(
+            stage="memory",
+            figure=figure,
+            symptom="the allocator ran out and began again",
+            evidence=f"{f.retries} times it gave its cache back to the device, which waits for all "
+            "work on it and is in the step time",
+            advice="compare a larger accum or a lever that lowers the peak",
+        )
     full = bool(f.device_bytes) and f.peak_bytes > MEMORY_SHARE * (f.device_bytes or 0)
     if not full or f.largest_category != "saved_activations":
         return Stage(stage="memory", figure=figure)

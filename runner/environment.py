@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,47 @@ def other_processes(device: torch.device) -> list[int]:
     except pynvml.NVMLError:
         return []
     return sorted(process.pid for process in running if process.pid != os.getpid())
+
+
+def memory_in_use(device: torch.device, allocated: int) -> dict[str, Any]:
+    """Memory of a CUDA device now, by the driver and by NVML; `allocated` as this process's
+    allocator has it. (Written from the documentation; unverified on a GPU.)"""
+    free, total = torch.cuda.mem_get_info(device)
+    found: dict[str, Any] = {
+        "allocated_bytes": allocated,
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "free_bytes": free,
+        "total_bytes": total,
+    }
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device_id(device))
+        used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError as error:
+        return {**found, "nvml_error": str(error)}
+    by_process = {process.pid: process.usedGpuMemory for process in running}
+    return {**found, "nvml_used_bytes": used, **shared_out(by_process, os.getpid())}
+
+
+def shared_out(by_process: Mapping[int, int | None], own: int) -> dict[str, Any]:
+    """Memory by process as NVML tells it: this one's, the others' by number, their sum.
+
+    In a container it may tell numbers of the host, or no process at all. Where this process is
+    not among them nobody can say which are others, and nothing is said. A size that the driver
+    does not tell is None, and so is a sum that it is missing from.
+    """
+    if own not in by_process:
+        return {}
+    others = {str(pid): held for pid, held in sorted(by_process.items()) if pid != own}
+    known = [held for held in others.values() if held is not None]
+    return {
+        "own_bytes": by_process[own],
+        "others_bytes": sum(known) if len(known) == len(others) else None,
+        "others": others,
+    }
 
 
 def device_bytes(device: torch.device) -> int:

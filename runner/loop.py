@@ -14,6 +14,7 @@ import torch
 from runner.contracts import MicroBatch
 from runner.evaluation import Evaluation
 from runner.journal import Journal
+from runner.measure.allocator import Peaks
 from runner.measure.clock import HostClock, Interval
 from runner.measure.looks import Looks
 from runner.records import EvaluationRecord, NumericsRecord, UpdateRecord
@@ -62,7 +63,7 @@ class Loop:
     updates: applied updates to reach; warmup: first attempts left out of statistics;
     eval_every: applied updates between evaluations. stop: asked before every update.
     compiled: compilations so far; an update in which it grew is marked. looks: what rounding does,
-    looked at after some updates, which are marked.
+    looked at after some updates, which are marked. peaks: the allocator's, where it has any.
     """
 
     training: Training
@@ -76,6 +77,7 @@ class Loop:
     stop: Callable[[], bool]
     compiled: Callable[[], int] = lambda: 0
     looks: Looks | None = None
+    peaks: Peaks | None = None
     records: list[UpdateRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     looked: list[NumericsRecord] = field(default_factory=list)
@@ -142,19 +144,13 @@ class Loop:
             raise Stopped(f"stopped by a signal after {self.applied} updates")
 
     def _attempt(self) -> None:
-        cuda = self.training.device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(self.training.device)
+        if self.peaks is not None:
+            self.peaks.begin()
         self.attempts += 1
         compilations = self.compiled()
         before = self._before_a_look()
         outcome = measured_update(self.training, lambda: next(self.draws), self.clock)
-        memory = None
-        if cuda:
-            memory = {
-                "allocated": torch.cuda.max_memory_allocated(self.training.device),
-                "reserved": torch.cuda.max_memory_reserved(self.training.device),
-            }
+        memory = None if self.peaks is None else self.peaks.end(copied=before is not None)
         marks = ["warmup"] if self.attempts <= self.warmup else []
         if self.compiled() > compilations:
             marks.append("recompilation")
@@ -162,7 +158,7 @@ class Loop:
         self.flight.append(
             Pending(attempt=self.attempts, outcome=outcome, marks=marks, memory=memory, work=work)
         )
-        if not cuda:
+        if self.training.device.type != "cuda":
             self._settle_all()
         if before is not None:
             self._look(before)

@@ -14,7 +14,7 @@ import torch
 from runner import accounting, checks
 from runner.advice import levers_against
 from runner.assemble import Job, compiles
-from runner.compiling import Compilations
+from runner.compiling import OFF, Compilations
 from runner.contracts import Counts, MicroBatch
 from runner.data.stats import target_counts
 from runner.diagnosis import Figures, stages
@@ -22,6 +22,7 @@ from runner.environment import device_bytes, environment
 from runner.forwarding.runs import is_timed
 from runner.loop import Loop
 from runner.measure.account import MemoryAccount
+from runner.measure.allocator import allocated, exceeded
 from runner.measure.clock import mark_cost
 from runner.measure.gradients import GradientProbe
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
@@ -41,7 +42,9 @@ from runner.timeline import Timeline
 class Run:
     """What is known of a run while it runs; becomes its record however it ends.
 
-    emulated: why the recipe is emulated; None where it is native, or not known yet.
+    in_use: memory of the CUDA device before the job and after its last update, see
+    `runner.environment.memory_in_use`. emulated: why the recipe is emulated; None where it is
+    native, or not known yet.
     """
 
     folder: Path
@@ -57,6 +60,7 @@ class Run:
     loop: Loop | None = None
     timeline: Timeline | None = None
     others: set[int] = field(default_factory=set)
+    in_use: dict[str, Any] = field(default_factory=dict)
     emulated: str | None = None
     compilations: Compilations = field(default_factory=Compilations)
     timings: dict[str, float] = field(default_factory=dict)
@@ -112,9 +116,9 @@ def record_of(run: Run, status: str, message: str) -> RunRecord:
 
 
 def memory_of(run: Run) -> dict[str, Any]:
-    """The memory account, what was predicted of it, and what would make its largest live object
-    smaller."""
-    found: dict[str, Any] = {}
+    """The memory account, what was predicted of it, what would make its largest live object
+    smaller, and on CUDA what allocator and device say beside it."""
+    found = beside_account(run)
     if isinstance(run.prediction, str):
         found["not_predicted"] = run.prediction
     elif run.prediction is not None:
@@ -123,8 +127,27 @@ def memory_of(run: Run) -> dict[str, Any]:
         if error is not None:
             found["prediction_error"] = error
     if run.account is None:
+        if run.job is not None and run.config["compile"] != OFF:
+            found["not_accounted"] = NOT_ACCOUNTED
         return found
     return found | run.account.to_json() | {"smaller_with": smaller_with(run)}
+
+
+NOT_ACCOUNTED = "compiled code has no memory account: watching its operations would run it eagerly"
+
+
+def beside_account(run: Run) -> dict[str, Any]:
+    """What the allocator counted, how its peaks stand against the account, and what the device
+    says is in use; empty on a CPU."""
+    records = [] if run.loop is None else run.loop.records
+    found: dict[str, Any] = {"device": run.in_use} if run.in_use else {}
+    counted = allocated(records)
+    if counted is not None:
+        found["allocator"] = asdict(counted)
+    against = None if run.account is None else exceeded(records, run.account.peak_bytes)
+    if against is not None:
+        found["account_exceeded"] = asdict(against)
+    return found
 
 
 def prediction_error(run: Run, prediction: Prediction) -> float | None:
@@ -286,17 +309,24 @@ def flops_of(job: Job, lengths: Any, tokens: Counts) -> int:
 
 
 def memory_figures(run: Run) -> dict[str, float]:
-    """Peak bytes: over all updates on CUDA, from the account on a CPU."""
+    """Peak bytes and what goes with them: over all updates on CUDA, from the account on a CPU."""
     assert run.loop is not None and run.device is not None
-    if run.device.type == "cuda":
-        plain = [record for record in run.loop.records if "numerics" not in record.marks]
-        seen = [record.memory for record in plain or run.loop.records if record.memory]
-        return {
-            f"peak_{kind}_bytes": max(memory[kind] for memory in seen)
-            for kind in ("allocated", "reserved")
-            if seen
-        }
-    return {"peak_allocated_bytes": run.account.peak_bytes} if run.account else {}
+    if run.device.type != "cuda":
+        return {"peak_allocated_bytes": run.account.peak_bytes} if run.account else {}
+    counted = allocated(run.loop.records)
+    if counted is None:
+        return {}
+    figures: dict[str, float | None] = {
+        "peak_allocated_bytes": counted.peak_allocated_bytes,
+        "peak_reserved_bytes": counted.peak_reserved_bytes,
+        "unfilled_bytes": counted.unfilled_bytes,
+        "peak_inactive_split_bytes": counted.peak_inactive_split_bytes,
+        "allocator_retries": counted.retries,
+    }
+    against = None if run.account is None else exceeded(run.loop.records, run.account.peak_bytes)
+    if against is not None:
+        figures["account_exceeded_updates"] = against.updates
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def sizes_of(run: Run) -> dict[str, Any]:
@@ -504,6 +534,7 @@ def figures_of(run: Run, job: Job, loop: Loop) -> Figures:
         optimizer_bytes_per_s=moved,
         bandwidth=peak_bytes_per_s(device_name(run.device)),
         others=len(run.others),
+        retries=int(memory_figures(run).get("allocator_retries", 0)),
     )
 
 

@@ -65,7 +65,10 @@ class UpdateRecord:
     lr: learning rate used; loss_scale: scale used, or None without scaling.
     tokens, examples: counts over all micro-batches of the update.
     time: seconds exposed, by phase; host: seconds the host worked on a phase, exposed or not.
-    memory: peak bytes allocated and reserved during the update; None on a CPU.
+    memory: on CUDA, most bytes `allocated`, `reserved` and `inactive_split` during the update,
+        `retries` and `ooms` of the allocator since the update before, where it counts them, and
+        `over_account`: bytes over the memory account, only where these are more than 3 % of it;
+        None on a CPU.
     marks: why this update is left out of step-time statistics; empty when it counts.
     """
 

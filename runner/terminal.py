@@ -165,6 +165,8 @@ def summary_lines(record: RunRecord, *, title: str, folder: Path) -> list[str]:
         ("phases", _phase_line(record)),
         ("tokens/s", _rate_line(record)),
         ("memory", _memory_line(record)),
+        ("allocator", _allocator_line(record)),
+        ("account", _account_line(record)),
         ("loss", _loss_line(record)),
         ("data", _data_line(record)),
         ("updates", _update_line(record)),
@@ -247,7 +249,7 @@ def _rate_line(record: RunRecord) -> str:
 def _memory_line(record: RunRecord) -> str:
     peak = record.summary.get("peak_allocated_bytes")
     if peak is None:
-        return ""
+        return str(record.memory.get("not_accounted", ""))
     largest = record.memory.get("largest_live_object")
     words = [f"peak {human_bytes(peak)}"]
     predicted = record.memory.get("predicted")
@@ -259,9 +261,46 @@ def _memory_line(record: RunRecord) -> str:
         words.append(f"not predicted: {record.memory['not_predicted']}")
     if largest:
         words.append(f"largest live object: {largest}")
+    elif record.memory.get("not_accounted"):
+        words.append(record.memory["not_accounted"])
     if record.memory.get("smaller_with"):
         words.append(f"smaller with {', '.join(record.memory['smaller_with'])}")
     return " · ".join(words)
+
+
+def _allocator_line(record: RunRecord) -> str:
+    """What CUDA's allocator held of the device, and who else holds some."""
+    found = record.memory.get("allocator")
+    if not found:
+        return ""
+    words = [
+        f"reserved {human_bytes(found['peak_reserved_bytes'])}, at the peak "
+        f"{human_bytes(found['unfilled_bytes'])} of it unfilled ({found['unfilled_share']:.0%})"
+    ]
+    if found["peak_inactive_split_bytes"] is not None:
+        words.append(f"free but split {human_bytes(found['peak_inactive_split_bytes'])}")
+    if found["retries"]:
+        words.append(f"{found['retries']} retries")
+    others = record.memory.get("device", {}).get("after", {}).get("others")
+    if others:
+        held = record.memory["device"]["after"]["others_bytes"]
+        size = "an unknown amount" if held is None else human_bytes(held)
+        words.append(f"{len(others)} other processes hold {size}")
+    return " · ".join(words)
+
+
+def _account_line(record: RunRecord) -> str:
+    """Updates whose peak the memory account does not cover."""
+    found = record.memory.get("account_exceeded")
+    if not found or not found["updates"]:
+        return ""
+    by = f"by {human_bytes(found['largest_bytes'])} ({found['largest_share']:.1%}) at most"
+    if not found["explained"]:
+        return f"does not explain the peak: every update was over it, {by}"
+    return (
+        f"{found['updates']} of {found['of']} updates were over it by more than "
+        f"{found['allowed']:.0%}, {by}; they are named in the journal"
+    )
 
 
 def _loss_line(record: RunRecord) -> str:

@@ -8,6 +8,7 @@ while it runs, `journal.jsonl` per update, `record.json` at the end, its output 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -33,10 +34,11 @@ from runner.assemble import (
 )
 from runner.compiling import OFF
 from runner.contracts import MicroBatch, Unsupported, UserError
-from runner.environment import device_id, other_processes
+from runner.environment import device_id, memory_in_use, other_processes
 from runner.journal import Journal
 from runner.locking import exclusive
 from runner.loop import Diverged, Loop, Stopped
+from runner.measure.allocator import Allocator, Peaks, allocator_of, keep_snapshot
 from runner.measure.clock import clock_for
 from runner.measure.gradients import measured_gradients
 from runner.measure.looks import Looks
@@ -51,8 +53,6 @@ from runner.settling import settled
 from runner.states import read_ticket
 from runner.units import bytes_of
 from runner.weights import save_weights
-
-SNAPSHOT = "memory_snapshot.pickle"
 
 
 class Contradiction(Exception):
@@ -90,7 +90,10 @@ def _guarded(run: Run, stop: Callable[[], bool]) -> tuple[str, str]:
     except BaseException as error:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".strip()
-        return ("oom" if _out_of_memory(error) else "error"), text
+        if not _out_of_memory(error):
+            return "error", text
+        save_snapshot(run)
+        return "oom", text
     return "ok", ""
 
 
@@ -130,13 +133,22 @@ def hold_to_limit(run: Run) -> None:
         raise MemoryLimit(f"the account's peak is over memory_limit={limit}")
 
 
+def free_what_is_left(allocator: Allocator) -> None:
+    """Free what a job before this one left in the process, which only `process=inline` has: its
+    model may wait for the garbage collector, and would be in this job's peaks."""
+    if allocator.read().now:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def save_snapshot(run: Run) -> None:
-    """Keep what CUDA's allocator held when memory ran out, for pytorch.org/memory_viz."""
-    assert run.device is not None
-    if run.device.type == "cuda":
-        folder = run.folder / "artifacts"
-        folder.mkdir(exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(folder / SNAPSHOT))  # type: ignore[no-untyped-call]
+    """Keep what CUDA's allocator held when memory ran out; what fails at that only reaches the
+    log, since the shortage is what the job ends with."""
+    try:
+        if run.device is not None:
+            keep_snapshot(run.device, run.folder / "artifacts")
+    except Exception:
+        traceback.print_exc()
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -165,6 +177,10 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
     begin = perf_counter()
     config = run.config
     run.others |= set(other_processes(device))
+    allocator = allocator_of(device)
+    if allocator is not None:
+        free_what_is_left(allocator)
+        run.in_use["before"] = memory_in_use(device, allocator.read().now)
     run.controls = set_controls(parts.precision.controls())
     limit_memory(run, device)
     run.say("preparing data")
@@ -218,6 +234,7 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
         run.timeline = record_timeline(job.training, profiled, artifacts, ridge=ridge_of(run))
     journal = Journal(run.folder / JOURNAL, timed=run.emulated is None)
     draws = fed(job.feed, device)
+    known = None if run.account is None else run.account.peak_bytes
     try:
         run.loop = Loop(
             training=job.training,
@@ -231,12 +248,15 @@ def _train(run: Run, parts: checks.Parts, device: torch.device, stop: Callable[[
             stop=stop,
             compiled=lambda: run.compilations.graphs,
             looks=looks_of(job, probes),
+            peaks=None if allocator is None else Peaks(allocator, known),
         )
         run.loop.run()
     finally:
         draws.close()
         journal.close()
     run.others |= set(other_processes(device))
+    if allocator is not None:
+        run.in_use["after"] = memory_in_use(device, allocator.read().now)
     drifted = drift(run.controls)
     if drifted:
         raise Contradiction(f"evidence: {drifted}")

@@ -22,6 +22,7 @@ from models.gpt_network import GPTNetwork
 from runner.measure.account import MemoryAccount, MemoryTracker
 from runner.measure.derive import CURVE_POINTS, account_of
 from runner.measure.live import CATEGORIES, Event, Life, Log
+from scripts.accounts import of_trace
 
 TINY = GPT(layers=4, heads=4, width=64, positions=64, vocab=272)
 DEEP = GPT(layers=12, heads=2, width=32, positions=32, vocab=100)
@@ -278,6 +279,23 @@ def test_what_nobody_owns_is_called_unattributed() -> None:
     assert account.largest[0].birth == "before"
 
 
+def test_what_the_allocator_holds_besides_is_unattributed_and_counted_once() -> None:
+    layer = nn.Linear(4, 8, bias=False)
+    stray = torch.ones(1000)
+    tracker = MemoryTracker(model=layer, held=128 + 4000 + 500)  # the tensors, and a workspace
+    with tracker:
+        tracker.enter("forward")
+        stray.add_(1)  # was held all the time, and only now shows up
+        del stray
+        tracker.enter("other")
+    account = tracker.account()
+    assert account.start_bytes == 128 + 4000 + 500
+    assert account.at_peak["unattributed"] == account.largest_by_category["unattributed"] == 4500
+    assert account.peak_by_phase["other"] == 128 + 500
+    sizes = {item.name: item.bytes for item in account.largest}
+    assert sizes["held beside tensors: workspaces of libraries"] == 500
+
+
 def test_tensors_that_arrive_with_the_data_are_inputs() -> None:
     layer = nn.Linear(4, 8, bias=False)
     tracker = MemoryTracker(model=layer)
@@ -289,6 +307,34 @@ def test_tensors_that_arrive_with_the_data_are_inputs() -> None:
         tracker.enter("other")
     assert moved.shape == (10,)
     assert tracker.account().at_peak["inputs"] == 160
+
+
+# --- what operations have for themselves (scripts/accounts.py) --------------------------------
+
+
+def test_what_an_operation_allocates_and_frees_inside_itself_is_named_and_taken_off() -> None:
+    def event(ts: float, size: int, address: int, total: int) -> dict[str, Any]:
+        args = {"Addr": address, "Bytes": size, "Total Allocated": total}
+        return {"name": "[memory]", "ts": ts, "args": args}
+
+    memory = [
+        event(1.0, 100, 1, 1100),  # before any operation, kept
+        event(2.1, 300, 2, 1400),  # result of softmax
+        event(2.2, 50, 3, 1450),  # its own
+        event(2.3, -50, 3, 1400),
+        event(3.1, 70, 3, 1470),  # own of mm, at the peak: the same address again
+        event(3.2, 30, 4, 1500),  # result of mm
+        event(3.3, -70, 3, 1430),
+        event(4.1, -300, 2, 1130),  # freed in another operation than it was made in
+    ]
+    spans = [
+        {"name": f"seen::{name}", "ts": ts, "dur": 0.5}
+        for name, ts in (("add_", 4.0), ("mm", 3.0), ("_softmax", 2.0))
+    ]
+    found = of_trace([*spans, *reversed(memory)], resting=10)
+    assert found.peak == 10 + 500
+    assert found.own == {"mm": 70}
+    assert found.peak_without == 10 + 430
 
 
 # --- the account of a log ---------------------------------------------------------------------

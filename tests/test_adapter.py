@@ -136,7 +136,7 @@ def test_targets_are_parts_of_names_and_only_they_are_adapted(bases: Path) -> No
     assert names == {f"blocks.{i}.attn.{part}" for i in (0, 1) for part in "qv"}
 
 
-def test_targets_that_name_no_matrix_are_a_fault_that_names_the_matrices(bases: Path) -> None:
+def test_c31_targets_that_name_no_matrix_are_a_fault_that_names_the_matrices(bases: Path) -> None:
     words = ("memory/adapter=lora", "memory.adapter.targets=[attn,q_proj]")
     with pytest.raises(UserError) as raised:
         job_of(bases, *words)
@@ -216,7 +216,7 @@ def test_codes_of_a_row_worked_by_hand() -> None:
     assert four.weight.tolist() == [9 | 1 << 4, 11 | 8 << 4]  # codes + 8, two in a byte
 
 
-def test_a_quantized_base_takes_the_bytes_that_its_bits_say(bases: Path) -> None:
+def test_c32_a_quantized_base_takes_the_bytes_that_its_bits_say(bases: Path) -> None:
     def stored(*words: str) -> int:
         model: Any = job_of(bases, *words).training.model
         layers = [m for m in model.modules() if isinstance(m, FrozenLinear)]

@@ -57,6 +57,7 @@ def test_nothing_is_judged_without_a_timed_update() -> None:
             "peak memory rises through forward",
             "90% of the device",
         ),
+        ({}, {"retries": 5}, "memory", "the allocator ran out and began again", "5 times"),
         (
             {"forward": 0.1},
             {},

@@ -62,7 +62,7 @@ UPDATE = UpdateRecord(
     time=dict.fromkeys(PHASES, 0.1),
     total=0.6,
     host={},
-    memory={"allocated": 5, "reserved": 7},
+    memory={"allocated": 5, "reserved": 7, "inactive_split": 1, "retries": 2, "ooms": 0},
 )
 """An update on CUDA with loss scaling whose loss is not finite: it has every curve."""
 
@@ -139,9 +139,17 @@ def test_a_device_s_peak_and_allocator_add_the_figures_that_the_page_says(
     assert record is not None
     run = SimpleNamespace(
         loop=SimpleNamespace(records=[UPDATE, replace(UPDATE, memory=None)]),
+        account=SimpleNamespace(peak_bytes=5),
         device=torch.device("cuda", 0),
     )
     cuda = outcome.memory_figures(run)
-    assert cuda == {"peak_allocated_bytes": 5, "peak_reserved_bytes": 7}
+    assert cuda == {
+        "peak_allocated_bytes": 5,
+        "peak_reserved_bytes": 7,
+        "unfilled_bytes": 2,
+        "peak_inactive_split_bytes": 1,
+        "allocator_retries": 2,
+        "account_exceeded_updates": 0,
+    }
     found = {f"summary/{name}" for name in {**record.summary, **cuda}}
     assert found == {row.name for row in table() if row.name.startswith("summary/")}

@@ -108,8 +108,8 @@ def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor]) ->
 # --- shapes -----------------------------------------------------------------------------------
 
 
-def test_a_tied_embedding_is_counted_once() -> None:
-    # case C32: 100*32 + 16*32 + 2 * (3168 + 1056 + 4224 + 4128 + 128) + 64
+def test_c32_a_tied_embedding_is_counted_once() -> None:
+    # 100*32 + 16*32 + 2 * (3168 + 1056 + 4224 + 4128 + 128) + 64
     spec = GPT(layers=2, heads=2, width=32, positions=16, vocab=100)
     assert spec.describe().params == 29_184
     assert sum(p.numel() for p in spec.build(0).parameters()) == 29_184

@@ -50,6 +50,7 @@ RANKS = {
     "runner.journal": 4,
     "runner.environment": 4,
     "runner.measure.account": 4,
+    "runner.measure.allocator": 4,
     "runner.measure.derive": 4,
     "runner.measure.evidence": 5,
     "runner.measure.gradients": 7,

@@ -114,8 +114,8 @@ def test_two_depths_tell_what_the_whole_trace_tells(words: tuple[str, ...], targ
     assert two.account.largest[0] == whole.account.largest[0]
 
 
-def test_state_is_planned_for_each_unique_trainable_parameter_once() -> None:
-    """Case C32: a tied model of 29,184 parameters in 28 tensors; 32,384 with the head again."""
+def test_c32_state_is_planned_for_each_unique_trainable_parameter_once() -> None:
+    """A tied model of 29,184 parameters in 28 tensors; 32,384 with the head again."""
     words = ("model.vocab=100", "model.positions=16", "model.layers=2", "seq_len=16")
     config, parts, micros = composed(*words)
     most = predict(config, parts, micros, target=CPU).account.largest_by_category

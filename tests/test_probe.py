@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runner.contracts import ScalePolicy
-from runner.measure.probe import TRIES, probe, untouched
+from runner.measure.probe import TRIES, ahead, probe, untouched
 from runner.optimizer import AdamW
 from runner.step import measured_update
 from tests.support import Quiet, examples, padded, tiny_gpt, training_of, weights
@@ -99,3 +99,14 @@ def test_the_account_is_the_larger_of_the_probes() -> None:
     assert account.peak_bytes == alone.peak_bytes
     only_small, _ = probe(training(), [small])
     assert only_small.peak_bytes < account.peak_bytes
+
+
+def test_on_a_device_two_updates_inputs_are_there_as_the_loop_has_them() -> None:
+    micros = padded(examples(9, 12, 7), 2)
+    current, held = ahead(micros, lambda tensor: tensor.clone())
+    own = [tensor for micro in current for tensor in micro.tensors]
+    assert len(held) == 2 * len(own) == 2 * sum(len(micro.tensors) for micro in micros)
+    assert len({tensor.data_ptr() for tensor in held}) == len(held)
+    assert all(any(t is kept for kept in held) for t in own)
+    for micro, given in zip(current, micros, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(micro.tensors, given.tensors, strict=True))

@@ -90,6 +90,59 @@ def test_what_is_unknown_is_left_out_or_said_never_zero() -> None:
     assert lines["step time"] == "unknown: no update came after the 5 of warm-up"
 
 
+ALLOCATOR = {
+    "peak_allocated_bytes": 3 * 2**20,
+    "peak_reserved_bytes": 8 * 2**20,
+    "unfilled_bytes": 2 * 2**20,
+    "unfilled_share": 0.25,
+    "peak_inactive_split_bytes": 2**20,
+    "retries": 0,
+    "ooms": 0,
+}
+EXCEEDED = {
+    "updates": 3,
+    "of": 40,
+    "largest_bytes": 2**20,
+    "largest_share": 0.125,
+    "explained": True,
+    "allowed": 0.03,
+}
+
+
+def test_what_the_allocator_holds_and_who_else_holds_memory_is_one_line() -> None:
+    line = lines_of(memory={"allocator": ALLOCATOR})["allocator"]
+    assert line == (
+        "reserved 8.0 MiB, at the peak 2.0 MiB of it unfilled (25%) · free but split 1.0 MiB"
+    )
+    uncounted = {**ALLOCATOR, "peak_inactive_split_bytes": None, "retries": None}
+    line = lines_of(memory={"allocator": uncounted})["allocator"]
+    assert line == "reserved 8.0 MiB, at the peak 2.0 MiB of it unfilled (25%)"
+    after = {"others": {"8": 2**20, "9": 2**20}, "others_bytes": 2**21}
+    busy = {"allocator": {**ALLOCATOR, "retries": 4}, "device": {"after": after}}
+    assert lines_of(memory=busy)["allocator"].endswith("4 retries · 2 other processes hold 2.0 MiB")
+    busy["device"]["after"] = {"others": {"8": None}, "others_bytes": None}
+    assert lines_of(memory=busy)["allocator"].endswith("hold an unknown amount")
+
+
+def test_updates_that_the_account_does_not_cover_are_said() -> None:
+    assert "account" not in lines_of(memory={"account_exceeded": {**EXCEEDED, "updates": 0}})
+    some = lines_of(memory={"account_exceeded": EXCEEDED})["account"]
+    assert some == (
+        "3 of 40 updates were over it by more than 3%, by 1.0 MiB (12.5%) at most; they are named "
+        "in the journal"
+    )
+    every = {**EXCEEDED, "updates": 40, "explained": False}
+    assert lines_of(memory={"account_exceeded": every})["account"] == (
+        "does not explain the peak: every update was over it, by 1.0 MiB (12.5%) at most"
+    )
+
+
+def test_a_run_without_an_account_says_why() -> None:
+    why = {"not_accounted": "compiled code has none"}
+    assert lines_of(memory=why, summary={})["memory"] == "compiled code has none"
+    assert lines_of(memory=why)["memory"] == "peak 3.0 MiB · compiled code has none"
+
+
 def test_what_was_cut_or_left_out_is_said_and_nothing_where_nothing_was() -> None:
     kept = {"examples_train": 1200, "examples_eval": 60}
     lost = {"examples_truncated": 1234, "examples_dropped": {"null": 2, "broken": 1}}

@@ -51,8 +51,10 @@ def values_of(update: UpdateRecord, *, emulated: bool) -> Iterator[tuple[str, fl
     yield "optim/grad_norm", update.grad_norm
     yield "optim/loss_scale", update.loss_scale
     yield "optim/skipped", float(not update.applied)
-    for kind in ("allocated", "reserved"):
-        yield f"memory/peak_{kind}_bytes", (update.memory or {}).get(kind)
+    memory = update.memory or {}
+    for kind in ("allocated", "reserved", "inactive_split"):
+        yield f"memory/peak_{kind}_bytes", memory.get(kind)
+    yield "memory/allocator_retries", memory.get("retries")
     if emulated:
         return
     yield "time/step_s", update.total
@@ -66,9 +68,11 @@ NUMERICS = "numerics/"
 
 
 def is_notable(update: UpdateRecord) -> bool:
-    """Whether thinning must keep this update: skipped, not finite, or with an evaluation."""
+    """Whether thinning must keep this update: skipped, not finite, with an
+    evaluation, or with a retry of the allocator."""
     odd = nonfinite(update.loss) or nonfinite(update.grad_norm)
-    return bool(odd) or not update.applied or "evaluation" in update.marks
+    retried = bool(update.memory and update.memory.get("retries"))
+    return bool(odd) or not update.applied or retried or "evaluation" in update.marks
 
 
 @dataclass(kw_only=True)

@@ -27,7 +27,8 @@ class MemoryTracker:
     does from the second update on. inputs: tensors of the batch that exist already. masters: by
     parameter name, what the optimizer changes in its stead; it counts as its state. grids: (rows,
     length) of each micro-batch in order, where what a layer keeps is to be told. rounding: of each
-    storage's bytes, as an allocator rounds them up.
+    storage's bytes, as an allocator rounds them up. held: bytes that the device's allocator holds
+    when the update begins; what of them belongs to no tensor above is counted as unattributed.
 
     Use: `with tracker:` around exactly one update that calls `tracker.enter(phase)` at each phase
     boundary, then `tracker.account()`. Counts what is on the device of the model's first
@@ -45,6 +46,7 @@ class MemoryTracker:
         masters: Mapping[str, Tensor] | None = None,
         grids: Sequence[tuple[int, int]] = (),
         rounding: int = 1,
+        held: int | None = None,
     ) -> None:
         self._storages = Storages(next(model.parameters()).device, rounding)
         self._places = Places()
@@ -55,6 +57,7 @@ class MemoryTracker:
         self._shapes = layer_shapes(model, grids)
         self._model: nn.Module | None = model
         self._inputs = tuple(inputs)
+        self._held = held
         self._stack = ExitStack()
 
     def enter(self, phase: str) -> None:
@@ -107,6 +110,8 @@ class MemoryTracker:
             self._storages.existing(tensor, "optimizer_state", name)
         for tensor in self._inputs:
             self._storages.existing(tensor, "inputs", "input")
+        if self._held is not None:
+            self._storages.beside(self._held, "held beside tensors: workspaces of libraries")
 
     def _states(self) -> Iterable[tuple[Tensor, str]]:
         """Every tensor of the optimizer, with its name; in-place rates belong to it too."""

@@ -26,6 +26,9 @@ HEAD = "head"
 
 ACTIVATIONS = ("saved_activations", "temporaries")
 
+CUDA_BLOCK = 512
+"""CUDA's caching allocator hands out multiples of so many bytes (`kMinBlockSize`)."""
+
 BEFORE = "before"
 """Birth phase of what existed before the update."""
 
@@ -146,7 +149,8 @@ class Retained:
 class MemoryAccount:
     """Where the bytes of one whole update were.
 
-    All figures are bytes of storages, each counted once, without the allocator's rounding.
+    All figures are bytes of storages, each counted once; on CUDA in the allocator's multiples, and
+    what it held besides when the update began is unattributed.
     peak_bytes: most that were live at once, what existed before included; peak_phase: when.
     start_bytes: live before the update. at_peak: by category, sums to `peak_bytes`.
     largest_by_category: each category's own maximum, whenever that was.

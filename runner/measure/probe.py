@@ -6,17 +6,20 @@ weights, optimizer state, loss scale, counters and random state are put back bit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.contracts import Counts, MicroBatch
 from runner.measure.account import MemoryAccount, MemoryTracker
+from runner.measure.allocator import allocator_of
 from runner.measure.evidence import Dispatched, Watch
 from runner.measure.kernels import kernels_of
+from runner.measure.live import CUDA_BLOCK
 from runner.step import Training, measured_update
 from runner.weights import unique_tensors
 
@@ -140,17 +143,31 @@ def _kernels(training: Training, micros: Sequence[MicroBatch]) -> dict[str, int]
 
 
 def _account(training: Training, micros: Sequence[MicroBatch]) -> MemoryAccount:
+    allocator = allocator_of(training.device)
     inputs = [tensor for micro in micros for tensor in micro.tensors]
+    if allocator is not None:
+        micros, inputs = ahead(micros, lambda held: held.to(training.device))
     tracker = MemoryTracker(
         model=training.model,
         optimizer=training.optimizer,
         inputs=inputs,
         masters=training.masters,
         grids=[(micro.input_ids.shape[0], micro.input_ids.shape[1]) for micro in micros],
+        rounding=1 if allocator is None else CUDA_BLOCK,
+        held=None if allocator is None else allocator.read().now,
     )
     with tracker:
         measured_update(training, lambda: micros, tracker)
     return tracker.account()
+
+
+def ahead(
+    micros: Sequence[MicroBatch], move: Callable[[Any], Any]
+) -> tuple[list[MicroBatch], list[Tensor]]:
+    """The micro-batches of an update on their device, and all tensors that the loop keeps there:
+    these, and as many of the next update (`runner.ahead.Copied`)."""
+    current, following = ([micro.moved(move) for micro in micros] for _ in range(2))
+    return current, [tensor for micro in (*current, *following) for tensor in micro.tensors]
 
 
 def applied_once(training: Training, micros: Sequence[MicroBatch]) -> bool:

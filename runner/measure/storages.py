@@ -35,6 +35,8 @@ class Storages:
         self._device = device
         self._rounding = rounding
         self._live: dict[int, tuple[weakref.ref[Any], Life, int]] = {}
+        self._beside: Life | None = None
+        self._beside_bytes = 0
 
     def enter(self, phase: str) -> None:
         """Begin a stretch of `phase`."""
@@ -64,6 +66,18 @@ class Storages:
                 life.role = role
                 self._begin(plain, life, self.log.before)
 
+    def beside(self, held: int, label: str) -> None:
+        """Take in what an allocator holds in all, `held` bytes, beyond the storages that were
+        taken in: it is there through the whole update and belongs to nothing."""
+        rest = held - sum(event.delta for event in self.log.before)
+        if rest <= 0:
+            return
+        self._beside_bytes = rest
+        self._beside = Life(
+            shape=(rest,), dtype="uint8", label=label, where="", birth=-1, role="unattributed"
+        )
+        self.log.before.append(Event(self._beside, rest, -1))
+
     def born(self, tensor: Tensor, operation: str, describe: Describe) -> None:
         """Take in what an operation returned: a new storage, a view, or one that was resized."""
         if not self._follows(tensor):
@@ -86,6 +100,15 @@ class Storages:
             life = self._life(tensor, "unknown", "", birth=self.now if arriving else -1)
             life.role = "inputs" if arriving else "unattributed"
             self._begin(tensor, life, self.log.events if arriving else self.log.before)
+            if not arriving:
+                self._no_longer_beside(tensor)
+
+    def _no_longer_beside(self, tensor: Tensor) -> None:
+        """A storage that existed has shown up: it was among what belonged to nothing."""
+        known = min(self._bytes(tensor.untyped_storage()), self._beside_bytes)
+        if known:
+            self._beside_bytes -= known
+            self.log.before.append(Event(self._beside, -known, -1))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Log a change in the size of a followed storage."""

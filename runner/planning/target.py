@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from runner.contracts import Fault, UserError
+from runner.measure.live import CUDA_BLOCK
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 
-ROUNDING = 512
-"""CUDA's caching allocator hands out multiples of so many bytes (`kMinBlockSize`)."""
 WORKSPACE = 4096 * 2 * 1024 + 16 * 8 * 1024
 """Bytes of cuBLAS's workspace (torch's default `:4096:2:16:8`), which counts as allocated."""
 WORKSPACE_HOPPER = 4096 * 8 * 1024
@@ -45,7 +44,7 @@ class Target:
     @property
     def rounding(self) -> int:
         """Every allocation is a multiple of so many bytes."""
-        return ROUNDING if self.cuda else 1
+        return CUDA_BLOCK if self.cuda else 1
 
     def flops_per_s(self, compute: str) -> float | None:
         """Peak FLOP/s in a compute format."""
