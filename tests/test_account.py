@@ -381,6 +381,27 @@ def test_what_outlives_the_backward_pass_was_not_kept_for_it() -> None:
     assert account_of(log).at_peak["temporaries"] == 30
 
 
+def test_at_the_end_of_each_phase_the_bytes_of_every_category_are_known() -> None:
+    log = Log(stretches=["other", "forward", "backward", "other"], before=[], events=[])
+    weight, kept, scratch = life(-1, role="parameters"), life(1, 2), life(2, 2)
+    log.before.append(Event(weight, 100, -1))
+    log.events += [
+        Event(None, 0, 1),
+        Event(kept, 40, 1),
+        Event(None, 0, 2),
+        Event(scratch, 7, 2),
+        Event(scratch, -7, 2),
+        Event(kept, -30, 2),
+        Event(None, 0, 3),
+        Event(kept, -10, 3),
+    ]
+    ends = account_of(log).at_boundaries
+    assert [phase for phase, _ in ends] == ["forward", "backward", "other"]
+    assert [held["parameters"] for _, held in ends] == [100, 100, 100]
+    assert [held["saved_activations"] for _, held in ends] == [40, 10, 0]
+    assert [held["temporaries"] for _, held in ends] == [0, 0, 0]
+
+
 def test_a_long_curve_is_thinned_and_keeps_its_peak() -> None:
     sizes = [1] * 5000
     sizes[3333] = 1000

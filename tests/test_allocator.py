@@ -33,6 +33,7 @@ from runner.measure.allocator import (
     keep_snapshot,
 )
 from runner.measure.clock import HostClock
+from runner.optimizer import Sgd
 from runner.outcome import Run
 from runner.records import RunRecord, UpdateRecord, read_journal, updates_of
 from runner.running import run
@@ -243,7 +244,7 @@ def looped(counters: Counters, sizes: Sequence[int], account: int | None, folder
 
     object.__setattr__(evaluation, "run", evaluate)
     made = Loop(
-        training=training_of(tiny_gpt()),
+        training=training_of(tiny_gpt(), optimizer=Sgd(lr=0.01)),
         draws=draws(),
         clock=HostClock(),
         journal=Journal(folder / "journal.jsonl"),

@@ -106,7 +106,7 @@ def forward_formats(*words: str) -> tuple[list[str], list[float], list[torch.Ten
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_pure", "fp16_master", "int4"])
-def test_c27_checkpointing_computes_again_in_the_formats_of_the_forward_pass(precision: str) -> None:
+def test_c27_checkpointing_computes_again_in_the_same_formats(precision: str) -> None:
     words = (f"precision={precision}",)
     plain, losses, gradients = forward_formats(*words)
     again, same_losses, same_gradients = forward_formats(*words, "memory/checkpointing=full")

@@ -46,6 +46,7 @@ def account_of(log: Log, shapes: LayerShapes | None = None) -> MemoryAccount:
         largest=largest_objects(live, log),
         curve=tuple((top, totals[top], phases[top]) for top in tops),
         by_category=split(log, tops),
+        at_boundaries=boundaries(log),
         retained=None if shapes is None else retained(log, shapes),
     )
 
@@ -152,6 +153,19 @@ def split(log: Log, places: Sequence[int]) -> dict[str, tuple[int, ...]]:
             points.append(tuple(now.values()))
     columns = zip(*points, strict=True) if points else ((),) * len(CATEGORIES)
     return dict(zip(CATEGORIES, columns, strict=True))
+
+
+def boundaries(log: Log) -> tuple[tuple[str, dict[str, int]], ...]:
+    """Each stretch's phase and the live bytes of each category at its end; what was before the
+    first boundary is no stretch of the update."""
+    now = dict.fromkeys(CATEGORIES, 0)
+    ends: list[tuple[str, dict[str, int]]] = []
+    for event in log:
+        if event.life is None:
+            ends.append((log.stretches[event.stretch - 1], dict(now)))
+        else:
+            now[category(event.life, log)] += event.delta
+    return (*ends[1:], (log.stretches[-1], now))
 
 
 # --- what a layer keeps (specification equation 7.2) ------------------------------------------

@@ -157,7 +157,8 @@ class MemoryAccount:
     peak_by_phase: most bytes live within each phase that occurred.
     largest: the largest live objects at the peak. curve: live bytes over the events of the
     update, as (event, bytes, phase), thinned to each bucket's maximum; by_category: the same
-    points split by category, which sum to the curve's.
+    points split by category, which sum to the curve's. at_boundaries: the phases of the update in
+    order, each with the bytes of every category when it ended.
     retained: what one layer keeps for its backward pass, or None where that cannot be told.
     scaled: 1, or the factor by which peak, `at_peak` and `largest` were multiplied because the
     update itself did not fit.
@@ -172,6 +173,7 @@ class MemoryAccount:
     largest: tuple[LiveObject, ...]
     curve: tuple[tuple[int, int, str], ...]
     by_category: dict[str, tuple[int, ...]]
+    at_boundaries: tuple[tuple[str, dict[str, int]], ...] = ()
     retained: Retained | None = None
     scaled: float = 1.0
 
@@ -188,4 +190,5 @@ class MemoryAccount:
             "largest_kind": self.largest[0].kind if self.largest else None,
             "curve": [list(point) for point in self.curve],
             "by_category": {name: list(points) for name, points in self.by_category.items()},
+            "at_boundaries": [[phase, held] for phase, held in self.at_boundaries],
         }
