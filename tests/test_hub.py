@@ -11,12 +11,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from runner.assemble import Job, assemble
+from runner.assemble import Job, assemble, realised
 from runner.checks import build_parts, check
 from runner.contracts import Fault, Unsupported, UserError
 from runner.data.packed import pack
 from runner.hub.model import Hub
 from runner.measure.probe import probe
+from runner.planning.prediction import predict
+from runner.planning.target import target_of
 from runner.step import measured_update
 from tests.support import Quiet, examples
 from tests.test_assemble import CPU, corpus
@@ -225,6 +227,25 @@ def test_recipes_and_levers_apply(folder: Path, words: tuple[str, ...]) -> None:
     assert losses(made) == pytest.approx(expected, abs=close)
     kernel = "math" if "math" in words[0] else "_scaled_dot_product_flash_attention_for_cpu"
     assert trained.dispatched.attention_operators == (kernel,)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp8_delayed"])
+def test_a_hub_model_is_emulated_and_predicted_to_the_account_it_then_has(
+    folder: Path, name: str
+) -> None:
+    """Emulation needs no library for a GPU; the prediction loads and proves nothing."""
+    chosen = config(
+        *SMALL, "model=hf", f"model.path='{folder}'", f"precision={name}", "emulate=true"
+    )
+    parts, reason = realised(chosen, build_parts(chosen), CPU)
+    made = assemble(chosen, parts, CPU, corpus(train=examples(*range(4, 32))))
+    assert (reason is None) == (name == "fp32")
+    micros = made.feed.probes(1)[-1]
+    predicted = predict(chosen, parts, micros, target=target_of(CPU))
+    account, trained = probe(made.training, [micros])
+    assert account is not None and trained.contradiction() is None
+    assert predicted.peak_bytes == pytest.approx(account.peak_bytes, rel=1e-3)
+    assert predicted.flops == trained.dispatched.total
 
 
 def test_random_weights_need_the_config_alone(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 
 from runner.contracts import Fault, Unsupported, UserError
 from runner.hub.model import Hub
@@ -31,6 +32,9 @@ def built(spec: Hub, seed: int) -> HubNetwork:
     """See `Hub.build`."""
     with own_random_state(seed), library() as lib:
         config = config_of(spec, lib)
+        if detect_fake_mode() is not None:  # type: ignore[no-untyped-call]
+            # A prediction wants shapes; values, to load and to prove something on, there are none.
+            return adapted(initial(spec, config, lib).float(), spec.shapes)
         model = initial(spec, config, lib) if spec.random_init else with_weights(spec, config, lib)
         network = adapted(model.float(), spec.shapes)
         against = disagreement(network, model)
