@@ -32,7 +32,7 @@ def built(spec: Hub, seed: int) -> HubNetwork:
     """See `Hub.build`."""
     with own_random_state(seed), library() as lib:
         config = config_of(spec, lib)
-        if detect_fake_mode() is not None:  # type: ignore[no-untyped-call]
+        if detect_fake_mode() is not None:
             # A prediction wants shapes; values, to load and to prove something on, there are none.
             return adapted(initial(spec, config, lib).float(), spec.shapes)
         model = initial(spec, config, lib) if spec.random_init else with_weights(spec, config, lib)
