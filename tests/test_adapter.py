@@ -284,7 +284,7 @@ def test_recipes_that_store_trained_weights_in_their_own_way_are_refused(
     assert "adapters are few and stay in FP32" in fault.allowed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_model_with_adapters_has_the_same_gradients(bases: Path) -> None:
     found = []
     for backend in (None, "aot_eager"):
