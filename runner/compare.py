@@ -15,6 +15,7 @@ from runner.comparison.judge import compare
 from runner.comparison.results import Comparison
 from runner.comparison.runs import ComparedRun
 from runner.contracts import Fault, UserError
+from runner.records import Unreadable
 from runner.terminal import print_faults
 
 USAGE = """python -m runner.compare [sweep=latest|ID] [runs=ID,ID] [experiment=NAME] [uri=URI]
@@ -123,11 +124,28 @@ def runs_of(options: Mapping[str, str], launch: Path) -> list[ComparedRun]:
 
         return stored_runs(options, launch)
     root = Path(options["folder"])
-    runs = [sources.of_folder(folder) for folder in sources.folders_under(root)]
+    runs, faults = [], []
+    for folder in sources.folders_under(root):
+        try:
+            runs.append(sources.of_folder(folder))
+        except Unreadable as error:
+            faults.append(damaged("folder", error))
+    if faults:
+        raise UserError(*faults)
     if not runs:
         fault = _fault("folder", str(root.absolute()), "a folder with run folders at or below it")
         raise UserError(fault)
     return runs
+
+
+def damaged(key: str, error: Unreadable) -> Fault:
+    """A run that is there and cannot be read: it is not left out in silence."""
+    return Fault(
+        key=key,
+        given=str(error),
+        allowed="runs whose files are as they were written",
+        next_step="restore the file, or move its run folder away",
+    )
 
 
 def main(words: Sequence[str]) -> int:
@@ -148,8 +166,14 @@ def main(words: Sequence[str]) -> int:
     from runner import report
 
     print("\n".join(report.lines(found)))
-    for path in report.write(found, Path(options.get("out", "comparison"))):
-        print(f"wrote {path}")
+    out = Path(options.get("out", "comparison"))
+    try:
+        for path in report.write(found, out):
+            print(f"wrote {path}")
+    except OSError as error:
+        fault = _fault("out", f"{out}: {error.strerror or error}", "a folder that can be written")
+        print_faults(sys.stderr, [fault], "the comparison above was not written")
+        return 2
     return 0
 
 

@@ -7,6 +7,7 @@ Hydra's own errors included.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -273,7 +274,21 @@ def _folder_faults(plans: Sequence[Plan], launch: Path, multirun: bool) -> list[
                 key=key, given=given, allowed=allowed, next_step=f"leave {key} to its default"
             )
             faults.append((plan, fault))
+        elif not os.access(parent := _made(folder), os.W_OK | os.X_OK):
+            where = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+            fault = Fault(
+                key=where,
+                given=f"{parent}, which cannot be written",
+                allowed="a place where run folders can be made",
+                next_step=f"start in a folder of your own, or {where}=FOLDER",
+            )
+            faults.append((plan, fault))
     return faults
+
+
+def _made(folder: Path) -> Path:
+    """What is there of a folder: itself, or what it would be made in."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _init_faults(plans: Sequence[Plan], launch: Path) -> list[tuple[Plan, Fault]]:

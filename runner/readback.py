@@ -12,7 +12,7 @@ from runner.forwarding.address import probe_server, resolve_uri, sqlite_path, ur
 from runner.forwarding.client import Run
 from runner.forwarding.curves import KINDS_OF_NONFINITE, NONFINITE
 from runner.forwarding.store import CHECK_S
-from runner.records import JOURNAL, JournalLine, RunRecord, read_journal
+from runner.records import JOURNAL, JournalLine, RunRecord, Unreadable, read_journal
 from runner.tracking import Mlflow, MlflowCalls
 
 
@@ -104,8 +104,22 @@ def _read_run(calls: MlflowCalls, run: Run) -> TrackedRun:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         calls.download(run, folder)
-        record, journal = RunRecord.read(folder), read_journal(folder / JOURNAL)
+        try:
+            record, journal = RunRecord.read(folder), read_journal(folder / JOURNAL)
+        except Unreadable as error:
+            raise UserError(_damaged(run, error)) from error
     return TrackedRun(run=run, record=record, journal=journal)
+
+
+def _damaged(run: Run, error: Unreadable) -> Fault:
+    """A run whose artifacts cannot be read: it is not left out in silence."""
+    return Fault(
+        key="runs",
+        given=f"{run.run_id} ({run.name}), of whose artifacts {error.name} is damaged: "
+        f"{error.reason}",
+        allowed="runs whose artifacts are as they were written",
+        next_step="name the others: runs=ID,ID, or delete that run",
+    )
 
 
 def read_curve(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:

@@ -33,6 +33,20 @@ CLOCKED = ("time", "host")
 STATUSES = ("ok", "diverged", "oom", "error", "killed", "unsupported")
 
 
+MISREAD = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""What reading a file raises that cannot be read or holds something else than was written."""
+
+
+class Unreadable(ValueError):
+    """A file of a run folder does not hold what this program writes. Says which, and why."""
+
+    def __init__(self, path: Path, error: BaseException | str) -> None:
+        kind = "" if isinstance(error, str) else f"{type(error).__name__}: "
+        self.name = path.name
+        self.reason = kind + str(error).partition("\n")[0]
+        super().__init__(f"{path}: {self.reason}")
+
+
 def nonfinite(value: float | None) -> str | None:
     """`nan`, `+inf` or `-inf` for a value that is not finite, else None."""
     if value is None or math.isfinite(value):
@@ -223,12 +237,26 @@ def read_journal(path: Path) -> list[JournalLine]:
     """Every complete line of a journal; a last line that was cut by a kill is left out.
 
     All lines are parsed in one go, which takes half the time of parsing them one by one.
+    Raises Unreadable, with the number of the line, where one is no journal line.
     """
     if not path.exists():
         return []
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Unreadable(path, error) from error
     lines = data[: data.rfind(b"\n") + 1].splitlines()
-    return [line_of(entry) for entry in orjson.loads(b"[" + b",".join(lines) + b"]")]
+    try:
+        return [line_of(entry) for entry in orjson.loads(b"[" + b",".join(lines) + b"]")]
+    except MISREAD:
+        return [_numbered_line(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _numbered_line(path: Path, number: int, line: bytes) -> JournalLine:
+    try:
+        return line_of(orjson.loads(line))
+    except MISREAD as error:
+        raise Unreadable(path, f"line {number} is no journal line") from error
 
 
 def follow_journal(path: Path, offset: int) -> Iterator[tuple[JournalLine, int]]:
@@ -313,15 +341,18 @@ class RunRecord:
     def read(cls, folder: Path) -> RunRecord | None:
         """The record of a run folder, or None where there is none.
 
-        Raises ValueError for a record of a later schema version.
+        Raises Unreadable for a damaged one, and for a record of a later schema version.
         """
         path = folder / RECORD
         if not path.exists():
             return None
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema_version"] > SCHEMA_VERSION:
-            raise ValueError(
-                f"{path} has schema version {data['schema_version']}; "
-                f"this program reads up to {SCHEMA_VERSION}"
-            )
-        return cls(**data)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema_version"] <= SCHEMA_VERSION:
+                return cls(**data)
+        except MISREAD as error:
+            raise Unreadable(path, error) from error
+        raise Unreadable(
+            path,
+            f"schema version {data['schema_version']}; this program reads up to {SCHEMA_VERSION}",
+        )

@@ -16,6 +16,7 @@ from runner.forwarding.forwarder import Forwarder
 from runner.forwarding.process import identity, is_gone
 from runner.forwarding.state import STATE, State
 from runner.forwarding.store import Store
+from runner.records import JOURNAL, RunRecord, Unreadable, read_journal
 from runner.tracking import Mlflow
 
 USAGE = "python -m runner.sync RUN_DIR... [uri=URI] [experiment=NAME]"
@@ -48,7 +49,15 @@ def _fault(key: str, given: object, allowed: str, next_step: str) -> Fault:
 
 def read_state(folder: Path) -> State:
     """The state of a run folder that may be forwarded. Raises UserError for any other."""
-    state = State.read(folder) if folder.is_dir() else None
+    try:
+        state = State.read(folder) if folder.is_dir() else None
+        read_journal(folder / JOURNAL)
+        RunRecord.read(folder)
+    except Unreadable as error:
+        allowed = "a run's own folder with its files as they were written"
+        raise UserError(
+            _fault("RUN_DIR", error, allowed, "restore the file; nothing was sent of this run")
+        ) from error
     if state is None:
         fault = _fault(
             "RUN_DIR", folder, f"a run's own folder, with {STATE} in it", "list the run folders"

@@ -168,6 +168,21 @@ def test_a_folder_name_too_long_for_the_file_system_is_refused() -> None:
     assert "255 bytes" in fault(f"hydra.run.dir=runs/{'x' * 300}").allowed
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["hydra.run.dir=taken/by/a/file"], "hydra.run.dir"),
+        (["-m", "accum=1,2", "hydra.sweep.dir=taken/by/a/file"], "hydra.sweep.dir"),
+    ],
+)
+def test_a_place_where_no_folder_can_be_made_is_refused_once(
+    words: list[str], key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("")
+    (found,) = faults(*words, launch=tmp_path)
+    assert found.key == key and found.given.startswith(f"{tmp_path}/taken, which cannot be written")
+
+
 def test_other_sweepers_are_refused_since_their_jobs_cannot_be_checked_first() -> None:
     found = fault("-m", "accum=1,2", "hydra.sweeper._target_=other.Sweeper")
     assert found.key == "hydra.sweeper"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import re
@@ -115,6 +116,16 @@ def test_a_block_within_a_long_line_reads_no_further_than_itself(
     assert read == [1000] * 9
     monkeypatch.undo()
     assert lines(last) == ["z"]
+
+
+def test_a_line_is_whole_in_however_many_pieces_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.data.lines.PIECE", 2)
+    path = write(tmp_path, "x", "abcdefghi\r\njk\nlm")
+    assert [lines(block) for block in blocks(path, 3)] == [
+        ["abcdefghi"], [], [], ["jk"], ["lm"]
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
@@ -277,9 +288,13 @@ def test_a_table_is_read_as_it_was_written(
         ("text,text\na,b\n", "line 1: the header has 'text' twice"),
         ("id,words\n1,a\n", "line 2: no field 'text'; its fields: 'id', 'words'"),
         ("id,text\n1,\n", "line 2: field 'text' holds nothing"),
+        ("id,text\n1,a\n".encode("utf-16"), "line 1: the header is not valid UTF-8"),
+        ("id,text\n1,a\n".encode("utf-16"), "it looks like UTF-16"),
+        ("pr\xe9nom,text\n1,a\n".encode("latin1"), "byte 0xe9 at byte offset 2"),
+        (gzip.compress(b"id,text\n1,a\n"), "it is compressed: decompress it first"),
     ],
 )
-def test_a_faulty_row_of_a_table_is_named(content: str, words: str, tmp_path: Path) -> None:
+def test_a_faulty_row_of_a_table_is_named(content: str | bytes, words: str, tmp_path: Path) -> None:
     assert words in refusal(Csv(files=str(write(tmp_path, "x.csv", content))))
 
 
@@ -375,6 +390,20 @@ def test_files_folders_globs_and_lists_are_found_in_order_and_once(tmp_path: Pat
     assert found("*.jsonl") == ["a.jsonl", "b.jsonl"]
     assert found(["b.jsonl", "**/*.jsonl"]) == ["b.jsonl", "a.jsonl", "deep/c.jsonl"]
     assert found(["note.txt", str(tmp_path / "a.jsonl")]) == ["note.txt", "a.jsonl"]
+
+
+def test_a_file_under_two_names_is_read_once_and_never_held_out_too(tmp_path: Path) -> None:
+    real = write(tmp_path, "d/a.jsonl", jsonl({"text": "a"}))
+    (tmp_path / "link.jsonl").symlink_to(real)
+    (tmp_path / "e").mkdir()
+    names = ["link.jsonl", "d", "e/../d/a.jsonl"]
+    assert [row.content for row in rows(Jsonl(files=names), tmp_path)[0]] == ["a"]
+    leaking = Jsonl(files="d", eval_files="link.jsonl")
+    (fault,) = leaking.faults(tmp_path)
+    assert (fault.key, fault.given) == (
+        "data.eval_files",
+        f"{tmp_path}/link.jsonl, which data.files names too",
+    )
 
 
 def test_paths_that_lead_nowhere_are_named_whole_and_all_together(tmp_path: Path) -> None:

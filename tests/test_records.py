@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from runner.records import (
     EvaluationRecord,
     RunRecord,
+    Unreadable,
     evaluations_of,
     follow_journal,
     parse_line,
@@ -92,6 +94,24 @@ def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text(json.dumps({**data, "schema_version": 99}))
     with pytest.raises(ValueError, match="schema version 99"):
         RunRecord.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"status": "ok", "mess', "[]", '{"schema_version": 1}', "7"])
+def test_a_damaged_record_is_named_with_its_path(text: str, tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(Unreadable, match=re.escape(f"{tmp_path}/record.json: ")):
+        RunRecord.read(tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["{", "7", "{}", '{"update": 2}', "\0\0", '{"eval_loss": 1}'])
+def test_a_damaged_line_within_a_journal_is_named_by_its_number(
+    broken: str, tmp_path: Path
+) -> None:
+    good = strict(update(1).to_json())
+    path = tmp_path / "journal.jsonl"
+    path.write_text(f"{good}\n{good}\n{broken}\n{good}\n")
+    with pytest.raises(Unreadable, match=r"journal\.jsonl: line 3 is no journal line"):
+        read_journal(path)
 
 
 def test_a_number_that_json_cannot_hold_is_never_written(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,7 +25,10 @@ from runner import report
 from runner.comparison.judge import compare
 from runner.comparison.results import Comparison
 from runner.comparison.runs import ComparedRun
+from runner.comparison.stored import of_tracked
 from runner.contracts import UserError
+from runner.forwarding.client import Run
+from runner.readback import TrackedRun
 from runner.records import NumericsRecord, RunRecord, dumps
 from runner.reporting import canvas, cost_plots
 from runner.reporting.marks import LONGEST, shortened
@@ -297,6 +300,86 @@ def test_the_gradient_probe_stands_on_the_page_where_there_is_one() -> None:
     assert "Gradients against FP32" not in page(compare(sweep()))
 
 
+# --- examples that were cut or left out -------------------------------------------------------
+
+
+def stated(truncated: int, dropped: Mapping[str, int], train: int | None = 1200) -> dict[str, Any]:
+    """What a record says of its corpus."""
+    return {
+        "examples_train": train,
+        "examples_eval": 64,
+        "examples_truncated": truncated,
+        "examples_dropped": dict(dropped),
+    }
+
+
+def cutting() -> list[ComparedRun]:
+    """Two setups on one prepared corpus, and a stream that each seed read differently."""
+    prepared = stated(7, {"empty": 2, "null": 1})
+    streamed = [stated(3, {}, None), stated(5, {"empty": 4}, None)]
+    config = {"precision": {**BF16["precision"], "dtype": "fp8"}}
+    return [
+        run("precision=fp32", 0, 3.0, sizes=prepared),
+        run("precision=bf16", 0, 3.0, sizes=prepared, config=BF16),
+        *(
+            run("precision=fp8", seed, 3.0, sizes=sizes, config=config)
+            for seed, sizes in enumerate(streamed)
+        ),
+    ]
+
+
+def from_folders(runs: Sequence[ComparedRun], folder: Path) -> list[ComparedRun]:
+    for place, found in enumerate(runs):
+        write_run(found, folder / str(place))
+    return command.runs_of({"folder": str(folder)}, folder)
+
+
+def from_store(runs: Sequence[ComparedRun], folder: Path) -> list[ComparedRun]:
+    """The runs as a tracking store hands them back."""
+    back = []
+    for found in from_folders(runs, folder):
+        tags = {"setup": found.setup}
+        kept = Run(run_id=found.run_id, name="", status="", tags=tags, params={}, artifacts="")
+        back.append(of_tracked(TrackedRun(run=kept, record=found.record, journal=found.journal)))
+    return back
+
+
+@pytest.mark.parametrize("source", [from_folders, from_store])
+def test_what_was_cut_or_left_out_stands_in_the_report_by_setup_and_reason(
+    source: Callable[[Sequence[ComparedRun], Path], list[ComparedRun]], tmp_path: Path
+) -> None:
+    found = compare(source(cutting(), tmp_path))
+    rows = [
+        ["precision=fp32", "1,200 · 64 held out", "7", "empty 2, null 1"],
+        ["precision=bf16", "1,200 · 64 held out", "7", "empty 2, null 1"],
+        # One seed read 3 and the other 5; one of them met no empty row.
+        ["precision=fp8", "a stream · 64 held out", "3–5", "empty 0–4"],
+    ]
+    section = page(found).partition("<h2>Data</h2>")[2].partition("</section>")[0]
+    cells = re.findall(r"<td>(.*?)</td>", section)
+    assert [cells[at : at + 4] for at in (0, 4, 8)] == rows and len(cells) == 12
+    text = markdown(found).partition("## Data")[2].partition("##")[0]
+    assert [line for line in text.splitlines() if line.startswith("| precision")] == [
+        f"| {' | '.join(row)} |" for row in rows
+    ]
+    assert "No example was cut" not in markdown(found)
+
+
+def test_setups_on_one_corpus_share_one_row(tmp_path: Path) -> None:
+    text = "\n".join(report.lines(compare(from_folders(cutting()[:2], tmp_path))))
+    assert re.search(r"^all 2 +1,200 · 64 held out +7 +empty 2, null 1$", text, re.MULTILINE)
+
+
+def test_where_nothing_was_cut_or_left_out_one_line_says_so_and_where_unknown_none() -> None:
+    words = "No example was cut to seq_len or left out."
+    whole = [run(f"precision={name}", 0, 3.0, sizes=stated(0, {})) for name in ("fp32", "bf16")]
+    for text in (page(compare(whole)), markdown(compare(whole))):
+        assert text.count(words) == 1 and ">Data<" not in text and "## Data" not in text
+    half = [whole[0], run("precision=bf16", 0, 3.0)]  # a record of an earlier program
+    for text in (page(compare(half)), markdown(compare(half))):
+        assert words not in text and ">Data<" not in text and "## Data" not in text
+
+
 def test_a_page_without_a_baseline_still_says_what_ran() -> None:
     comparison = compare(sweep(), axes={"precision": ["fp8", "fp32", "bf16"]})
     text = "".join(Elements(page(comparison)).words)
@@ -472,6 +555,44 @@ def test_a_wrong_command_exits_with_two_and_writes_nothing(
     assert not (tmp_path / "comparison").exists()
     assert command.main(["--help"]) == 0
     assert "folder" in capsys.readouterr().out
+
+
+DAMAGE = {
+    "record.json": lambda text: text[: len(text) // 2],
+    "journal.jsonl": lambda text: text.replace('"loss"', "", 1),
+}
+
+
+def test_damaged_run_folders_are_named_all_together_and_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, found in enumerate(sweep()):
+        write_run(found, tmp_path / "runs" / str(place))
+    for place, (name, harm) in enumerate(DAMAGE.items()):
+        path = tmp_path / "runs" / str(place) / name
+        path.write_text(harm(path.read_text()))
+    (tmp_path / "runs" / "half").mkdir()
+    (tmp_path / "runs" / "half" / "job.yaml").write_text("config: {seed: ")
+    assert command.main(["folder=runs"]) == 2
+    error = capsys.readouterr().err
+    assert "error: 3 mistakes" in error
+    for name in ("0/record.json: JSONDecodeError", "1/journal.jsonl: line 1", "half/job.yaml: "):
+        assert f"folder: given runs/{name}" in error
+    assert not (tmp_path / "comparison").exists()
+
+
+def test_a_comparison_that_cannot_be_written_is_shown_and_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, found in enumerate(sweep()):
+        write_run(found, tmp_path / "runs" / str(place))
+    (tmp_path / "taken").write_text("")
+    assert command.main(["folder=runs", "out=taken/here"]) == 2
+    out, error = capsys.readouterr()
+    assert out.startswith("comparison against precision=fp32\n")
+    assert "out: given taken/here: Not a directory; allowed: a folder that can" in error
 
 
 def test_a_run_folder_of_a_killed_run_counts_nowhere_and_is_named(tmp_path: Path) -> None:

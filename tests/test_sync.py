@@ -79,6 +79,19 @@ def test_a_run_that_is_still_followed_is_refused(tmp_path: Path, store: Store) -
             read_state(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tracking.json", "journal.jsonl", "record.json"])
+def test_a_damaged_run_folder_is_refused_by_file_and_nothing_is_sent(
+    name: str, store: Store, launch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(launch)
+    left_behind(folder, store)
+    write_record(folder)
+    (folder / name).write_text('{"update": 1, "lo\n')
+    assert main([str(folder)]) == 1
+    assert f"RUN_DIR: given {folder}/{name}: " in capsys.readouterr().err
+    assert runs_in(store) == []
+
+
 # --- forwarding ---
 
 

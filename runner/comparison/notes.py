@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.comparison.quality import has_diverged
+from runner.comparison.rows import examples_of
 from runner.comparison.setups import Setup, is_emulated, is_narrow_and_eager
 from runner.records import finite
 
@@ -68,6 +69,8 @@ def notes_of(
             "rounding and scaling are operations of their own, and they usually lose to BF16. "
             "compile=default is what such recipes are made for."
         )
+    if all((examples := examples_of(setup)) and examples.whole for setup in setups):
+        notes.append("No example was cut to seq_len or left out.")
     for setup in setups:
         notes.extend(f"{setup.name}: {text}" for text in _seed_notes(setup, base))
     for missing in _absent(setups, axes):

@@ -199,6 +199,26 @@ class LooksRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExampleCounts:
+    """What became of a corpus's examples, both splits together.
+
+    train, held_out: how many there are; train is None for a stream. truncated: cut to `seq_len`;
+    dropped: left out, by reason. Both as the least and the most over the runs, since each run of
+    a stream counts what it has read; of a prepared corpus the two are one number.
+    """
+
+    train: int | None
+    held_out: int | None
+    truncated: tuple[int, int]
+    dropped: Mapping[str, tuple[int, int]]
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was cut or left out in any run."""
+        return not any(most for _, most in (self.truncated, *self.dropped.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetupRow:
     """One setup: its runs by seed, and its figures.
 
@@ -207,6 +227,7 @@ class SetupRow:
     conditions: global batch, micro-batch, sequence length, recipe: what every rate stands with.
     phases: mean exposed seconds of an update by phase. memory: bytes by category at the peak;
         live: along the update.
+    examples: what of them was cut or left out; None where no run states it.
     emulated: whether times would describe an emulation, and are therefore absent.
     probe: the gradient probe against FP32, of the first run; empty where there is none.
     looks: at the numerics while training; None where no run was looked at.
@@ -224,6 +245,7 @@ class SetupRow:
     live: LiveBytes | None
     largest: str | None
     padding_share: float | None
+    examples: ExampleCounts | None
     emulated: bool
     probe: Mapping[str, Any] = field(default_factory=dict)
     train: Curve | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.comparison.curves import held_out_curve, train_curve
 from runner.comparison.looks import looks_of
-from runner.comparison.results import LiveBytes, RunRow, SetupRow
+from runner.comparison.results import ExampleCounts, LiveBytes, RunRow, SetupRow
 from runner.comparison.runs import ComparedRun
 from runner.comparison.setups import Setup, is_emulated
 from runner.forwarding.runs import is_timed
@@ -32,11 +32,32 @@ def row_of(setup: Setup) -> SetupRow:
         live=_live(record.memory),
         largest=record.memory.get("largest_live_object"),
         padding_share=record.sizes.get("padding_share"),
+        examples=examples_of(setup),
         emulated=not timed,
         probe=record.numerics.get("gradient_probe") or {},
         train=train_curve(setup, timed=timed),
         held_out=held_out_curve(setup, timed=timed),
         looks=looks_of(setup),
+    )
+
+
+def examples_of(setup: Setup) -> ExampleCounts | None:
+    """What was cut or left out, over the runs that state it; None where none does."""
+    found = [run.record.sizes for run in setup.runs.values()]
+    found = [sizes for sizes in found if "examples_truncated" in sizes]
+    if not found:
+        return None
+    reasons = {reason: None for sizes in found for reason in sizes["examples_dropped"]}
+    truncated = [sizes["examples_truncated"] for sizes in found]
+    return ExampleCounts(
+        train=found[0].get("examples_train"),
+        held_out=found[0].get("examples_eval"),
+        truncated=(min(truncated), max(truncated)),
+        dropped={
+            reason: (min(counts), max(counts))
+            for reason in reasons
+            if (counts := [sizes["examples_dropped"].get(reason, 0) for sizes in found])
+        },
     )
 
 

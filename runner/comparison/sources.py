@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from runner import checks
 from runner.comparison.runs import ComparedRun
 from runner.contracts import UserError
-from runner.records import JOURNAL, RECORD, RunRecord, read_journal
+from runner.records import JOURNAL, MISREAD, RECORD, RunRecord, Unreadable, read_journal
 from runner.states import JOB
 
 
@@ -86,7 +86,7 @@ def of_record(
 
 
 def of_folder(folder: Path) -> ComparedRun:
-    """The run of a run folder; one without a record counts as killed."""
+    """The run of a run folder; one without a record counts as killed. Raises Unreadable."""
     record = RunRecord.read(folder)
     if record is not None and record.job:
         return of_record(record, str(folder), record.job, folder)
@@ -97,13 +97,19 @@ def of_folder(folder: Path) -> ComparedRun:
 
 
 def _ticket(path: Path) -> dict[str, Any]:
-    """What `job.yaml` says of the run; empty where there is none."""
+    """What `job.yaml` says of the run; empty where there is none. Raises Unreadable."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     if not path.exists():
         return {}
-    found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    assert isinstance(found, dict)
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        assert isinstance(found, dict), "it names no keys"
+        assert isinstance(found.get("config", {}), dict), "its config has no keys"
+    except (OmegaConfBaseException, YAMLError, *MISREAD) as error:
+        raise Unreadable(path, error) from error
     return {str(key): value for key, value in found.items()}
 
 

@@ -69,6 +69,9 @@ class Csv(FieldFiles):
                     continue
                 if header is None:
                     header = values
+                    if not all(map(is_utf8, header)):
+                        yield line, Bad("not_utf8", f"the header {REASONS['not_utf8']}")
+                        return
                     if len(set(header)) < len(header):
                         twice = next(name for name in header if header.count(name) > 1)
                         yield line, Bad("repeated_field", f"the header has {twice!r} twice")

@@ -21,8 +21,19 @@ from runner.data.records import Bad, Fields, Record
 from runner.data.tokenizer import ByteTokenizer
 
 ON_BAD = ("error", "skip")
-GZIP = b"\x1f\x8b"
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
+COMPRESSED = "it is compressed: decompress it first"
+UTF16 = "it looks like UTF-16: convert it, with iconv -f utf-16 -t utf-8 for example"
+STARTS = {
+    b"\x1f\x8b": COMPRESSED,
+    b"BZh": COMPRESSED,
+    b"\xfd7zXZ": COMPRESSED,
+    b"\x28\xb5\x2f\xfd": COMPRESSED,
+    b"PK\x03\x04": COMPRESSED,
+    b"\xff\xfe": UTF16,
+    b"\xfe\xff": UTF16,
+    b"PAR1": "it is a Parquet file: data=parquet",
+}
+"""What a file is that is no text, by its first bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +110,21 @@ class Files(Rows):
         sides: dict[Split, Any] = {"train": self.files, "eval": self.eval_files or []}
         keys: dict[Split, str] = {"train": "data.files", "eval": "data.eval_files"}
         faults: list[Fault] = []
-        paths: dict[Split, list[Path]] = {"train": [], "eval": []}
+        # By where each really is: a file that two names lead to is one file.
+        real: dict[Split, dict[Path, Path]] = {"train": {}, "eval": {}}
         for split, patterns in sides.items():
             for pattern in listed(patterns):
                 matched = matches(pattern, launch, self.suffix)
-                paths[split] += [path for path in matched if path not in paths[split]]
+                for path in matched:
+                    real[split].setdefault(path.resolve(), path)
                 if not matched:
                     faults.append(not_found(keys[split], pattern, launch, self.suffix))
-        both = [path for path in paths["eval"] if path in paths["train"]]
+        both = [path for place, path in real["eval"].items() if place in real["train"]]
         if both:
             faults.append(held_out_twice(both[0]))
         if faults:
             raise UserError(*faults)
-        return paths
+        return {split: list(paths.values()) for split, paths in real.items()}
 
     def faults(self, launch: Path) -> Sequence[Fault]:
         """What is wrong with the paths, before anything starts."""
@@ -259,9 +272,11 @@ class FileSource:
     def fault(self, block: Block, number: int, bad: Bad) -> UserError:
         """The error that names file, line and field."""
         detail = bad.detail
-        if bad.reason == "not_utf8" and (found := broken_byte(block.path)):
+        found = broken_byte(block.path) if bad.reason == "not_utf8" else None
+        if found:
             detail += f" (byte 0x{found[1]:02x} at byte offset {found[0]} of the file)"
-            detail += hint(block.path)
+        if found or bad.reason in ("broken", "missing"):
+            detail += hint(block.path, text=not found)
         place = f"{self.part.unit} {self.part.place(block, number)}"
         return UserError(
             Fault(
@@ -285,15 +300,15 @@ def sample(path: Path) -> str:
     return found.hexdigest()
 
 
-def hint(path: Path) -> str:
-    """What a file that is no UTF-8 may be."""
+def hint(path: Path, *, text: bool) -> str:
+    """What a file may be that does not read as it should; nothing for one that is text in UTF-8
+    and begins as nothing else."""
     with path.open("rb") as file:
-        start = file.read(2)
-    if start == GZIP:
-        return "; it is compressed: decompress it first"
-    if start in UTF16:
-        return "; it looks like UTF-16: convert it, with iconv -f utf-16 -t utf-8 for example"
-    return "; convert it, with iconv -f latin1 -t utf-8 for example"
+        start = file.read(max(map(len, STARTS)))
+    for known, words in STARTS.items():
+        if start.startswith(known):
+            return f"; {words}"
+    return "" if text else "; convert it, with iconv -f latin1 -t utf-8 for example"
 
 
 def listed(patterns: Any) -> list[Any]:

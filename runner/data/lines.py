@@ -43,9 +43,11 @@ def content(block: Block) -> bytes:
             before = file.read(1)
         # First of all what begins here: a block in the middle of a long line is not read on.
         data = starting(before, file.read(block.stop - block.start))
-        while data and data[-1:] not in ENDS and (more := file.read(PIECE)):
+        pieces = [data]
+        while data and pieces[-1][-1:] not in ENDS and (more := file.read(PIECE)):
             end = first_end(more)
-            data += more if end < 0 else more[: end + 1]
+            pieces.append(more if end < 0 else more[: end + 1])
+    data = b"".join(pieces)  # added one by one, a line of a GiB would be copied 16,000 times
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 

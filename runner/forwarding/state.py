@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.forwarding.process import identity
-from runner.records import write_atomically
+from runner.records import MISREAD, Unreadable, write_atomically
 
 STATE = "tracking.json"
 SCHEMA_VERSION = 1
@@ -83,13 +83,16 @@ class State:
     def read(cls, folder: Path) -> State | None:
         """The state of a run folder, or None where nothing was forwarded.
 
-        Raises ValueError for a state of a later version.
+        Raises Unreadable for a damaged one, and for a state of a later version.
         """
         path = folder / STATE
         if not path.exists():
             return None
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema_version"] > SCHEMA_VERSION:
-            raise ValueError(f"{path} is of a later version, {data['schema_version']}")
-        del data["complete"]
-        return cls(**{**data, "spec": RunSpec(**data["spec"])})
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema_version"] <= SCHEMA_VERSION:
+                del data["complete"]
+                return cls(**{**data, "spec": RunSpec(**data["spec"])})
+        except MISREAD as error:
+            raise Unreadable(path, error) from error
+        raise Unreadable(path, f"it is of a later version, {data['schema_version']}")

@@ -10,7 +10,7 @@ from runner.reporting.looks_section import looks_section
 from runner.reporting.marks import all_marks
 from runner.reporting.markup import plain_table, variable
 from runner.reporting.plots import plots
-from runner.reporting.tables import pair_table, probe_table, stands_with
+from runner.reporting.tables import data_table, pair_table, probe_table, stands_with
 from runner.reporting.theme import STYLE
 
 
@@ -22,6 +22,7 @@ def page(comparison: Comparison) -> str:
         _verdicts(comparison),
         _table(comparison),
         plots(comparison),
+        _data(comparison),
         _pairs(comparison),
         _probes(comparison),
         looks_section(comparison),
@@ -178,6 +179,14 @@ def _ratio(contrast: Contrast | None, metric: str) -> str:
 
 
 # --- the rest ---------------------------------------------------------------------------------
+
+
+def _data(comparison: Comparison) -> str:
+    header, rows = data_table(comparison)
+    if not rows:
+        return ""
+    note = "Counted over both splits; of a stream, as far as each run has read."
+    return _section("Data", note, plain_table(header, rows))
 
 
 def _pairs(comparison: Comparison) -> str:

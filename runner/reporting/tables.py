@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runner.comparison.results import METRICS, Comparison, Contrast, SetupRow, signed
+from runner.comparison.results import METRICS, Comparison, Contrast, ExampleCounts, SetupRow, signed
 from runner.reporting import wording
 
 Table = tuple[list[str], list[list[str]]]
@@ -78,6 +78,26 @@ def stands_with(comparison: Comparison) -> str:
     shared = {name: _conditions(comparison, name) for name in CONDITIONS}
     words = [f"{name} {found.pop()}" for name, found in shared.items() if len(found) == 1]
     return "every rate: " + " · ".join(words) if words else ""
+
+
+def data_table(comparison: Comparison) -> Table:
+    """Examples that were cut or left out; one row where they are the same for all, and none where
+    there are none."""
+    header = ["setup", "examples", "cut to seq_len", "left out"]
+    known = {row.name: row.examples for row in comparison.setups if row.examples}
+    if all(found.whole for found in known.values()):
+        return header, []
+    rows = [[name, *_example_cells(found)] for name, found in known.items()]
+    if len(rows) > 1 and all(row[1:] == rows[0][1:] for row in rows):
+        rows = [[f"all {len(rows)}", *rows[0][1:]]]
+    return header, rows
+
+
+def _example_cells(found: ExampleCounts) -> list[str]:
+    train = "a stream" if found.train is None else f"{found.train:,}"
+    held_out = "" if found.held_out is None else f" · {found.held_out:,} held out"
+    reasons = [f"{reason} {wording.span(counts)}" for reason, counts in found.dropped.items()]
+    return [train + held_out, wording.span(found.truncated), ", ".join(reasons) or "0"]
 
 
 def memory_table(comparison: Comparison) -> Table:
@@ -170,6 +190,7 @@ TABLES: dict[str, Callable[[Comparison], Table]] = {
     "Quality": quality_table,
     "Speed": speed_table,
     "Tokens per second": rate_table,
+    "Data": data_table,
     "Memory": memory_table,
     "Largest live object": largest_table,
     "Time to a loss": reach_table,

@@ -38,6 +38,12 @@ def share(value: float | None) -> str:
     return NONE if value is None else f"{value:.0%}"
 
 
+def span(counts: tuple[int, int]) -> str:
+    """The least and the most of a count, as one number where they are: `1,204`, or `3–5`."""
+    least, most = counts
+    return f"{most:,}" if least == most else f"{least:,}–{most:,}"
+
+
 def ratio(found: Ratio | None) -> str:
     """`0.51× (0.48–0.54)` and its note, or a dash."""
     if found is None:
