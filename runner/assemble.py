@@ -135,7 +135,8 @@ def load_corpus(config: Mapping[str, Any], parts: Parts) -> Corpus:
         raise UserError(vocab_fault(corpus.vocab, rows))
     if corpus.stream is not None and getattr(parts.batching, "rearranges", False):
         raise UserError(stream_fault(type(parts.batching).__name__))
-    if corpus.whole_updates and len(corpus.train) < config["batch"]:
+    prepared = corpus.stream is None  # of a stream, its first update will tell
+    if prepared and corpus.whole_updates and len(corpus.train) < config["batch"]:
         raise UserError(short_fault(corpus, config["batch"]))
     return corpus
 
@@ -212,6 +213,7 @@ def feed_of(config: Mapping[str, Any], parts: Parts, corpus: Corpus) -> Feed:
         micro=config["batch"] // config["accum"],
         seed=config["seed"],
         stream=corpus.stream,
+        whole_updates=corpus.stream is not None and corpus.whole_updates,
         workers=getattr(parts.data, "workers", 0),
         prefetch=getattr(parts.data, "prefetch", 2),
     )

@@ -95,17 +95,35 @@ def compose(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> Dic
     try:
         return _composed(hydra, name, overrides, mode)
     except (HydraException, OmegaConfBaseException) as error:
-        faults = []
         try:
             _composed(hydra, name, [], RunMode.RUN)
         except (HydraException, OmegaConfBaseException):
             overrides = []  # the files themselves do not compose
-        for override in overrides:
-            try:
-                _composed(hydra, name, [override], mode)
-            except (HydraException, OmegaConfBaseException) as single:
-                faults.append(_fault_of(hydra, name, override, single))
+        good, bad = _told_apart(hydra, name, overrides, mode)
+        faults = [
+            _fault_of(hydra, name, good, override, single) for override, single in bad.items()
+        ]
         raise UserError(*(faults or [_joint_fault(overrides, error)])) from error
+
+
+def _told_apart(
+    hydra: Hydra, name: str, overrides: Sequence[str], mode: RunMode
+) -> tuple[list[str], dict[str, BaseException]]:
+    """The overrides that compose, and those that do not even beside them, with their errors: a
+    key such as `data.files` is there only with the option that has it."""
+    good: list[str] = []
+    while True:
+        before, bad = len(good), {}
+        for override in overrides:
+            if override in good:
+                continue
+            try:
+                _composed(hydra, name, [*good, override], mode)
+                good.append(override)
+            except (HydraException, OmegaConfBaseException) as error:
+                bad[override] = error
+        if len(good) == before or not bad:
+            return good, bad
 
 
 def _composed(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> DictConfig:
@@ -127,7 +145,9 @@ def _joint_fault(overrides: Sequence[str], error: BaseException) -> Fault:
     )
 
 
-def _fault_of(hydra: Hydra, name: str, override: str, error: BaseException) -> Fault:
+def _fault_of(
+    hydra: Hydra, name: str, good: list[str], override: str, error: BaseException
+) -> Fault:
     key, _, given = override.lstrip("+~").partition("=")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return Fault(
@@ -146,14 +166,14 @@ def _fault_of(hydra: Hydra, name: str, override: str, error: BaseException) -> F
     return Fault(
         key=key,
         given=override,
-        allowed=nearest(key, _known_keys(hydra, name)),
+        allowed=nearest(key, _known_keys(hydra, name, good)),
         next_step="correct the key or remove it",
     )
 
 
-def _known_keys(hydra: Hydra, name: str) -> list[str]:
-    """Every key that can be overridden: the default config's, flattened, groups included."""
-    config = _composed(hydra, name, [], RunMode.RUN)
+def _known_keys(hydra: Hydra, name: str, good: list[str]) -> list[str]:
+    """Every key that can be overridden beside these: the config's, flattened, groups included."""
+    config = _composed(hydra, name, good, RunMode.MULTIRUN)
     plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)
     keys: list[str] = []

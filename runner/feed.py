@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts import Batching, Example, MicroBatch, Objective, Stream
+from runner.contracts import Batching, Example, Fault, MicroBatch, Objective, Stream, UserError
 from runner.data.order import Numbered, Order
 from runner.data.processes import prepared_ahead
 
@@ -30,7 +30,8 @@ class Feed:
 
     micro: examples of one micro-batch (`batch / accum`). pin: whether tensors go to pinned host
     memory, from which copies to a CUDA device are asynchronous. stream: where the examples come
-    from in place of `examples`. workers, prefetch: see `runner.data.feeding.Feeding`.
+    from in place of `examples`. whole_updates: whether a stream whose epoch has fewer examples
+    than `batch` is a mistake. workers, prefetch: see `runner.data.feeding.Feeding`.
     """
 
     examples: Sequence[Example]
@@ -43,6 +44,7 @@ class Feed:
     seed: int
     pin: bool = False
     stream: Stream | None = None
+    whole_updates: bool = False
     workers: int = 0
     prefetch: int = 2
 
@@ -119,7 +121,8 @@ class Feed:
 
         The largest micro-batch that opens an update, and the largest that follows another one
         (gradients are then already held), each in its own update and with at most one
-        predecessor. Looks at SCAN_UPDATES updates at most (SCAN_STREAM of a stream).
+        predecessor. Looks at SCAN_UPDATES updates at most (SCAN_STREAM of a stream). Raises
+        UserError for a stream whose whole updates would be short.
         """
         limit = min(count, SCAN_UPDATES if self.stream is None else SCAN_STREAM)
         # Examples that take their time on purpose are looked at without.
@@ -130,12 +133,28 @@ class Feed:
         for number, micros in enumerate(plain.draws()):
             if number >= limit:
                 break
+            if number == 0 and self.whole_updates:
+                refuse_short(sum(micro.examples for micro in micros), self.batch)
             if not first or micros[0].counts.slots > first[-1].counts.slots:
                 first = micros[:1]
             for before, micro in pairwise(micros):
                 if not later or micro.counts.slots > later[-1].counts.slots:
                     later = [before, micro]
         return [found for found in (first, later) if found]
+
+
+def refuse_short(examples: int, batch: int) -> None:
+    """Raise UserError when the first update of an epoch, of `examples`, is not a whole one."""
+    if examples < batch:
+        raise UserError(
+            Fault(
+                key="batch",
+                given=f"{batch} examples per update; an epoch of the stream has {examples}",
+                allowed=f"1 to {examples}",
+                next_step=f"batch={examples}, more data, or data.on_bad=skip for updates that are "
+                "shorter",
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)

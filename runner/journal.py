@@ -17,6 +17,8 @@ class Journal:
 
     Without `timed`, what a clock saw is written as null: an emulation's times are nobody's.
     A record that was handed over is on disk within about INTERVAL_S, at `flush` and at `close`.
+    One that could not be written (a full disk) makes the next `append`, and `close`, raise: a
+    curve with a gap in it would pass for a whole one.
     """
 
     def __init__(self, path: Path, *, timed: bool = True) -> None:
@@ -24,12 +26,15 @@ class Journal:
         self._queue: SimpleQueue[JournalLine] = SimpleQueue()
         self._closing = threading.Event()
         self._lock = threading.Lock()
+        self._failed: OSError | None = None
         self._file = path.open("a", encoding="utf-8")
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
 
     def append(self, record: JournalLine) -> None:
-        """Hand over one record; returns at once."""
+        """Hand over one record; returns at once. Raises OSError when an earlier one was lost."""
+        if self._failed is not None:
+            raise self._failed
         self._queue.put(record)
 
     def flush(self) -> None:
@@ -50,14 +55,23 @@ class Journal:
         return line if self._timed else {**line, **{k: None for k in CLOCKED if k in line}}
 
     def close(self) -> None:
-        """Write the rest and close the file; a second call does nothing."""
+        """Write the rest and close the file; a second call does nothing. Raises OSError when a
+        record was lost."""
         if self._file.closed:
             return
         self._closing.set()
         self._thread.join()
-        self.flush()
-        self._file.close()
+        try:
+            if self._failed is not None:
+                raise self._failed
+            self.flush()
+        finally:
+            self._file.close()
 
     def _write(self) -> None:
         while not self._closing.wait(INTERVAL_S):
-            self.flush()
+            try:
+                self.flush()
+            except OSError as error:
+                self._failed = error
+                return

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,6 +101,8 @@ def run_job(plan: Plan, session: Session) -> Result:
         claim(folder, plan, session)
     except FileExistsError:
         return Result(plan=plan, status="error", message=f"{folder} already holds a run")
+    except OSError as error:
+        return Result(plan=plan, status="error", message=f"{folder}: {error.strerror or error}")
     earlier = finished_earlier(plan, session, folder)
     if earlier is not None:
         return earlier
@@ -276,7 +278,8 @@ def ask_to_stop(worker: subprocess.Popen[str]) -> float:
 
 
 def bare_record(plan: Plan, session: Session, folder: Path, code: int) -> RunRecord:
-    """The record of a worker that could not write its own; it is written to the folder."""
+    """The record of a worker that could not write its own; it is written to the folder, where
+    that can be done."""
     number = -code if code < 0 else 0
     killed = number in KILLS
     name = signal.Signals(number).name if number else f"exit code {code}"
@@ -294,7 +297,11 @@ def bare_record(plan: Plan, session: Session, folder: Path, code: int) -> RunRec
         environment={"emulated": bool(read_state(folder).get("emulated"))},
         job=place_of(read_ticket(folder)),
     )
-    record.write(folder)
+    try:
+        record.write(folder)
+    except OSError as error:
+        unwritten = f"; its record cannot be written: {error.strerror or error}"
+        return replace(record, message=record.message + unwritten)
     return record
 
 

@@ -16,7 +16,7 @@ HERE = Path()
 
 
 def config(*words: str) -> dict[str, Any]:
-    command = command_of(parser().parse_args(list(words)), Path("/nowhere"))
+    command = command_of(parser().parse_args(list(words)), Path("/tmp/nowhere"))
     return dict(command.jobs[0].config)
 
 

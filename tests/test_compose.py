@@ -11,11 +11,11 @@ from runner.contracts import Fault, UserError
 from runner.door import parser
 
 
-def composed(*words: str, launch: Path = Path("/nowhere")) -> Command:
+def composed(*words: str, launch: Path = Path("/tmp/nowhere")) -> Command:
     return command_of(parser().parse_args(list(words)), launch)
 
 
-def faults(*words: str, launch: Path = Path("/nowhere")) -> list[Fault]:
+def faults(*words: str, launch: Path = Path("/tmp/nowhere")) -> list[Fault]:
     with pytest.raises(UserError) as caught:
         composed(*words, launch=launch)
     return list(caught.value.faults)
@@ -105,6 +105,16 @@ def test_a_mistake_names_its_key_and_what_is_allowed(word: str, key: str, part: 
     assert found.key == key
     assert part in found.allowed
     assert found.next_step
+
+
+def test_keys_of_the_chosen_option_are_no_mistake_beside_one_that_is() -> None:
+    """`data.files` is there with data=jsonl only, and so is the key that was meant."""
+    good = ["data=jsonl", "data/tokenizer=bpe", "data.tokenizer.size=300", "data.files=x"]
+    (found,) = faults(*good, "data.fils=y", "data.on_bad=skip")
+    assert (found.key, found.given) == ("data.fils", "data.fils=y")
+    assert found.allowed.startswith("data.files")
+    (found,) = faults("data=csv", "data.files=x", "data.streaming=true")
+    assert found.key == "data.streaming"
 
 
 def test_a_sweep_without_its_flag_is_refused_with_the_flag() -> None:

@@ -45,7 +45,7 @@ def test_the_option_composes_and_builds(option: Path, tmp_path: Path) -> None:
     if str(option.parent) == "memory/adapter":
         (tmp_path / WEIGHTS).touch()
         words.append(f"model.init={tmp_path}")
-    (plan,) = command_of(parser().parse_args(words), Path("/nowhere")).jobs
+    (plan,) = command_of(parser().parse_args(words), Path("/tmp/nowhere")).jobs
     assert check(plan.config) == []
     parts = build_parts(plan.config)
     assert isinstance(parts.precision, Recipe)
@@ -63,7 +63,7 @@ def test_no_folder_shadows_a_scalar_of_the_root() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_named_experiment_is_a_whole_comparison_with_repeats(name: str) -> None:
     words = ["-m", f"experiment={name}"]
-    command = command_of(parser().parse_args(words), Path("/nowhere"))
+    command = command_of(parser().parse_args(words), Path("/tmp/nowhere"))
     setups = {plan.setup for plan in command.jobs}
     assert len(setups) > 1
     assert {plan.config["seed"] for plan in command.jobs} == {0, 1, 2}

@@ -123,9 +123,8 @@ def test_a_line_is_whole_in_however_many_pieces_it_is_read(
 ) -> None:
     monkeypatch.setattr("runner.data.lines.PIECE", 2)
     path = write(tmp_path, "x", "abcdefghi\r\njk\nlm")
-    assert [lines(block) for block in blocks(path, 3)] == [
-        ["abcdefghi"], [], [], ["jk"], ["lm"]
-    ]  # fmt: skip
+    found = [lines(block) for block in blocks(path, 3)]
+    assert found == [["abcdefghi"], [], [], ["jk"], ["lm"], []]
 
 
 def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
@@ -369,6 +368,13 @@ def test_a_chat_in_parquet_is_a_list_of_structs(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", {"messages": [turns]})
     (row,) = rows(Parquet(files=path, messages="messages"))[0]
     assert row == Chat(messages=(("user", "q"), ("assistant", "a")))  # type: ignore[arg-type]
+
+
+def test_a_missing_column_of_parquet_is_not_told_to_read_it_as_parquet(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", {"words": ["a"]})
+    assert "it is a Parquet file" not in refusal(Parquet(files=path))
+    said = refusal(Jsonl(files=path))
+    assert said.endswith("; it is a Parquet file: data=parquet")
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:

@@ -47,6 +47,20 @@ def test_a_flush_is_complete_when_it_returns(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_record_that_could_not_be_written_is_never_passed_over() -> None:
+    journal = Journal(Path("/dev/full"))
+    journal.append(update(1))
+    limit = time.monotonic() + 10 * INTERVAL_S
+    with pytest.raises(OSError, match="No space left"):
+        while time.monotonic() < limit:
+            time.sleep(0.01)
+            journal.append(update(2))
+    with pytest.raises(OSError, match="No space left"):
+        journal.close()
+    journal.close()
+
+
 @pytest.mark.timing
 def test_handing_over_costs_microseconds(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")

@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
 def composed(*words: str) -> tuple[dict[str, Any], Parts, list[MicroBatch]]:
     """A job's config, its parts and the micro-batches that its largest update begins with."""
     args = parser().parse_args([*SMALL, *words])
-    config = dict(command_of(args, Path("/nowhere"), to_run=False).jobs[0].config)
+    config = dict(command_of(args, Path("/tmp/nowhere"), to_run=False).jobs[0].config)
     parts = build_parts(config)
     return config, parts, [largest_micro_batch(config, parts)] * min(2, config["accum"])
 

@@ -46,4 +46,4 @@ def test_another_word_is_refused(word: str) -> None:
 
 def test_auto_is_refused_for_compiled_code() -> None:
     with pytest.raises(Exception, match="accum: given auto with compile=default"):
-        command_of(parser().parse_args(["accum=auto", "compile=default"]), Path("/nowhere"))
+        command_of(parser().parse_args(["accum=auto", "compile=default"]), Path("/tmp/nowhere"))

@@ -371,6 +371,24 @@ def test_the_largest_micro_batch_of_a_stream_is_looked_for(tmp_path: Path) -> No
     assert later[-1].counts.slots == max(row[-1] for row in widths if len(row) > 1)
 
 
+def test_a_stream_whose_epoch_is_shorter_than_an_update_is_refused_unless_rows_may_lack(
+    tmp_path: Path,
+) -> None:
+    """As of a prepared corpus, case C47: every update would be shorter than `batch` says."""
+    assert stream_of(tmp_path).whole_updates
+    assert not stream_of(tmp_path, on_bad="skip").whole_updates
+    stream = stream_of(tmp_path, eval_share=0.5).stream
+    assert stream is not None
+    count = len(next(stream.updates(batch=1000, seed=0)).examples)
+    feed = feed_of(examples=(), stream=stream, whole_updates=True)
+    assert replace(feed, batch=count).probes(1)
+    assert replace(feed, batch=count + 1, whole_updates=False).probes(1)
+    with pytest.raises(UserError) as raised:
+        replace(feed, batch=count + 1).probes(1)
+    (fault,) = raised.value.faults
+    assert fault.given == f"{count + 1} examples per update; an epoch of the stream has {count}"
+
+
 def test_what_was_prepared_elsewhere_is_the_whole_and_what_was_waited_for_its_part() -> None:
     host = {"data": 0.2, "transfer": 0.1}
     assert Work(data_s=0.5).totals(host) == {"data": 0.5, "transfer": 0.1}

@@ -89,7 +89,7 @@ def test_a_damaged_run_folder_is_refused_by_file_and_nothing_is_sent(
     (folder / name).write_text('{"update": 1, "lo\n')
     assert main([str(folder)]) == 1
     assert f"RUN_DIR: given {folder}/{name}: " in capsys.readouterr().err
-    assert runs_in(store) == []
+    assert client_of(store).get_experiment_by_name("runner") is None
 
 
 # --- forwarding ---

@@ -200,7 +200,7 @@ class LooksRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleCounts:
-    """What became of a corpus's examples, both splits together.
+    """What became of a corpus's examples, both splits together (of a stream, the training side).
 
     train, held_out: how many there are; train is None for a stream. truncated: cut to `seq_len`;
     dropped: left out, by reason. Both as the least and the most over the runs, since each run of

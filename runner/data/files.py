@@ -276,7 +276,7 @@ class FileSource:
         if found:
             detail += f" (byte 0x{found[1]:02x} at byte offset {found[0]} of the file)"
         if found or bad.reason in ("broken", "missing"):
-            detail += hint(block.path, text=not found)
+            detail += hint(block.path, self.part.suffix, text=not found)
         place = f"{self.part.unit} {self.part.place(block, number)}"
         return UserError(
             Fault(
@@ -300,9 +300,11 @@ def sample(path: Path) -> str:
     return found.hexdigest()
 
 
-def hint(path: Path, *, text: bool) -> str:
+def hint(path: Path, suffix: str, *, text: bool) -> str:
     """What a file may be that does not read as it should; nothing for one that is text in UTF-8
-    and begins as nothing else."""
+    and begins as nothing else, and for Parquet read as such."""
+    if suffix == ".parquet":
+        return ""
     with path.open("rb") as file:
         start = file.read(max(map(len, STARTS)))
     for known, words in STARTS.items():
@@ -333,6 +335,8 @@ def not_found(key: str, pattern: str, launch: Path, suffix: str) -> Fault:
     """A path that leads to no file."""
     path = launch / Path(pattern).expanduser()
     what = f"a folder without *{suffix}" if path.is_dir() else "no such file"
+    if path.exists() and not path.is_dir():
+        what = "no regular file"
     return Fault(
         key=key,
         given=f"{path}: {what}",
@@ -356,7 +360,7 @@ def unreadable(path: Path, error: OSError) -> UserError:
     return UserError(
         Fault(
             key="data.files",
-            given=f"{path}: {error.strerror or error}",
+            given=f"{path}: {error.strerror or ' '.join(str(error).split())}",
             allowed="a file that can be read, in the format that data= names",
             next_step="correct the path, its permissions or data=FORMAT",
         )

@@ -77,6 +77,7 @@ class Hub(FieldNames, Rows):
                 cache=cache,
                 buffer=self.buffer,
                 held_out=self.held_out,
+                strict=self.on_bad == "error",
             )
         return pipeline.load_source(
             source,

@@ -206,8 +206,11 @@ def open_stream(
     cache: str,
     buffer: int,
     held_out: int,
+    strict: bool,
 ) -> Corpus:
     """A corpus that is streamed; the first `held_out` examples of the evaluation side are kept.
+
+    strict: see `Corpus.whole_updates`.
 
     Raises UserError when there is none, or nothing to train on.
     """
@@ -229,6 +232,7 @@ def open_stream(
         pad_id=tokenizer.pad_id,
         dropped=stream.dropped,
         prepared_s=time.perf_counter() - started,
+        whole_updates=strict,
         stream=stream,
     )
 

@@ -49,6 +49,7 @@ class Streamed(Files):
             cache=cache,
             buffer=self.buffer,
             held_out=self.held_out,
+            strict=self.on_bad == "error",
         )
 
 

@@ -185,7 +185,7 @@ def _data(comparison: Comparison) -> str:
     header, rows = data_table(comparison)
     if not rows:
         return ""
-    note = "Counted over both splits; of a stream, as far as each run has read."
+    note = "Of both splits; of a stream, of what each run has read of its training side."
     return _section("Data", note, plain_table(header, rows))
 
 
