@@ -142,7 +142,8 @@ def micro_sizes(examples: int, size: int) -> list[int]:
 
 def divisors(number: int) -> list[int]:
     """All positive divisors, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def unigram_entropy(counts: Mapping[int, int]) -> float:

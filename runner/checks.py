@@ -67,6 +67,9 @@ NEITHER = (
 """Keys that neither define the work nor the setup: repeats, places, and ways of judging."""
 AUTO = "auto"
 """As `accum`: the largest micro-batch that fits."""
+MOST = 2**31 - 1
+MOST_SEED = 2**63 - 1
+"""What torch and a record's readers take as a seed."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -116,18 +119,36 @@ def check(config: Mapping[str, Any]) -> list[Fault]:
     return faults
 
 
+PLACES = {
+    "": Root,
+    "eval.": EvalConf,
+    "quality.": QualityConf,
+    "checkpoint.": CheckpointConf,
+    "numerics.": NumericsConf,
+    "compare.": CompareConf,
+    "plan.": PlanConf,
+}
+"""The schemas of what is no part's own, by the prefix of their keys."""
+
+
+def removed(config: Mapping[str, Any]) -> Iterable[Fault]:
+    """Keys of the schema that were taken out (`~key`): nothing can be checked without them."""
+    for prefix, schema in PLACES.items():
+        node = config.get(prefix[:-1], {}) if prefix else config
+        for name in [entry.name for entry in fields(schema) if entry.name not in node]:
+            if not prefix or prefix[:-1] in config:
+                key = f"{prefix}{name}"
+                yield Fault(
+                    key=key,
+                    given=f"~{key}, which removes it",
+                    allowed="a value",
+                    next_step=f"leave out ~{key}",
+                )
+
+
 def _unknown_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
     """Keys that were added (`+key=`) where the schema has none."""
-    places = {
-        "": Root,
-        "eval.": EvalConf,
-        "quality.": QualityConf,
-        "checkpoint.": CheckpointConf,
-        "numerics.": NumericsConf,
-        "compare.": CompareConf,
-        "plan.": PlanConf,
-    }
-    for prefix, schema in places.items():
+    for prefix, schema in PLACES.items():
         node = config[prefix[:-1]] if prefix else config
         names = [entry.name for entry in fields(schema)]
         yield from (unknown_key(f"{prefix}{key}", names) for key in node if key not in names)
@@ -151,6 +172,13 @@ def _scalar_faults(config: Mapping[str, Any]) -> Iterable[Fault]:
     lowest |= {"seq_len": 2, "eval.every": 1, "numerics.every": 1, "eval.examples": 1}
     for key, least in lowest.items():
         yield from _at_least(config, key, least)
+    for key, most in (("batch", MOST), ("accum", MOST), ("seed", MOST_SEED)):
+        if isinstance(config[key], int) and config[key] > most:
+            yield Fault(
+                key=key, given=str(config[key]), allowed=f"up to {most}", next_step=f"{key}=16"
+            )
+    if not config["cache"].strip():
+        yield Fault(key="cache", given="''", allowed="a folder", next_step="leave out cache=")
     yield from _accum_fault(config)
     yield from _length_fault(config)
     if not DEVICE.fullmatch(config["device"]):

@@ -18,15 +18,14 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from runner.checks import NEITHER, check, not_swept
+from runner.checks import NEITHER, check, not_swept, removed
 from runner.config import TARGET, build
 from runner.contracts import Fault, UserError
-from runner.door import CONFIG, compose, parse, reason_of, start_hydra
+from runner.door import CONFIG, REFUSALS, compose, parse, reason_of, start_hydra
 from runner.overrides import (
     hydra_mode,
     refuse_sweep_without_flag,
@@ -181,7 +180,7 @@ def _plan(
     if axes or OmegaConf.select(master, "hydra.mode") == RunMode.MULTIRUN:
         try:
             config = hydra.config_loader.load_sweep_config(master, overrides)
-        except (HydraException, OmegaConfBaseException):
+        except REFUSALS:
             compose(hydra, name, overrides, RunMode.RUN)  # names each wrong override
             raise
         OmegaConf.update(config, "hydra.job.num", number, force_add=True)
@@ -192,6 +191,9 @@ def _plan(
         if key in axes:
             swept[key] = value
     resolved = resolve(config)
+    gone = list(removed(resolved))
+    if gone:
+        raise UserError(*gone)
     return Plan(
         number=number,
         overrides=overrides,
@@ -298,14 +300,14 @@ def _init_faults(plans: Sequence[Plan], launch: Path) -> list[tuple[Plan, Fault]
             plan,
             Fault(
                 key="model.init",
-                given=str(launch / init),
+                given=str(launch / str(init)),
                 allowed=f"a run folder with {WEIGHTS} in it",
                 next_step="name the folder of a run that ended ok",
             ),
         )
         for plan in plans
-        if isinstance(init := plan.config["model"].get("init"), str)
-        and not (launch / init / WEIGHTS).is_file()
+        if (init := plan.config["model"].get("init")) is not None
+        and not (launch / str(init) / WEIGHTS).is_file()
     ]
 
 

@@ -30,6 +30,8 @@ from runner.config import TARGET, Root, conf_dir, nearest
 from runner.contracts import Fault, UserError
 
 CONFIG = "config"
+REFUSALS = (HydraException, OmegaConfBaseException, ValueError)
+"""What composing raises for an override that is wrong; ValueError: `precision=null`, say."""
 QUOTING = "quote it for Hydra and for the shell: 'key=\"value\"'"
 
 
@@ -70,6 +72,8 @@ def parse(hydra: Hydra, texts: Sequence[str]) -> list[Override]:
     for text in texts:
         try:
             found.append(grammar.parse_override(text))
+            if not text.lstrip("+~").partition("=")[0].strip():
+                raise HydraException("there is no key")
         except HydraException as error:
             faults.append(
                 Fault(
@@ -94,10 +98,10 @@ def compose(hydra: Hydra, name: str, overrides: list[str], mode: RunMode) -> Dic
     """The config of these overrides; raises UserError naming each override that is wrong."""
     try:
         return _composed(hydra, name, overrides, mode)
-    except (HydraException, OmegaConfBaseException) as error:
+    except REFUSALS as error:
         try:
             _composed(hydra, name, [], RunMode.RUN)
-        except (HydraException, OmegaConfBaseException):
+        except REFUSALS:
             overrides = []  # the files themselves do not compose
         good, bad = _told_apart(hydra, name, overrides, mode)
         faults = [
@@ -113,14 +117,15 @@ def _told_apart(
     key such as `data.files` is there only with the option that has it."""
     good: list[str] = []
     while True:
-        before, bad = len(good), {}
+        before = len(good)
+        bad: dict[str, BaseException] = {}
         for override in overrides:
             if override in good:
                 continue
             try:
                 _composed(hydra, name, [*good, override], mode)
                 good.append(override)
-            except (HydraException, OmegaConfBaseException) as error:
+            except REFUSALS as error:
                 bad[override] = error
         if len(good) == before or not bad:
             return good, bad
@@ -163,10 +168,18 @@ def _fault_of(
         return Fault(
             key=key, given=given, allowed=word.lower(), next_step=f"give {key} as {word.lower()}"
         )
+    known = _known_keys(hydra, name, good)
+    if key in known:  # it is there, and does not take this value: null, say
+        return Fault(
+            key=key,
+            given=given or override,
+            allowed=f"another value ({reason_of(cause or error)})",
+            next_step=f"correct the value of {key}",
+        )
     return Fault(
         key=key,
         given=override,
-        allowed=nearest(key, _known_keys(hydra, name, good)),
+        allowed=nearest(key, known),
         next_step="correct the key or remove it",
     )
 

@@ -117,6 +117,26 @@ def test_keys_of_the_chosen_option_are_no_mistake_beside_one_that_is() -> None:
     assert found.key == "data.streaming"
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("precision=null", "precision: given null; allowed: another value (Config group override"),
+        ("optimizer=5", "optimizer: given 5; allowed: another value (Config group override"),
+        ("=3", ": given =3; allowed: Hydra's override grammar (there is no key)"),
+        ("cache=null", "cache: given null; allowed: another value (field 'cache' is not Optional)"),
+        ("cache=", "cache: given ''; allowed: a folder"),
+        ("~batch", "batch: given ~batch, which removes it; allowed: a value"),
+        ("~compare", "compare: given ~compare, which removes it"),
+        ("~eval.examples", "eval.examples: given ~eval.examples, which removes it"),
+        ("seed=9223372036854775808", "seed: given 9223372036854775808; allowed: up to 922337203"),
+        ("batch=99999999999999999999", "batch: given 99999999999999999999; allowed: up to 21474"),
+        ("model.init=5", "model.init: given /tmp/nowhere/5; allowed: a run folder"),
+    ],
+)
+def test_what_once_ended_in_a_traceback_or_passed_is_one_message(word: str, said: str) -> None:
+    assert str(fault(word)).startswith(said)
+
+
 def test_a_sweep_without_its_flag_is_refused_with_the_flag() -> None:
     assert "-m" in fault("seed=1,2").next_step
 
