@@ -132,18 +132,16 @@ PLACES = {
 
 
 def removed(config: Mapping[str, Any]) -> Iterable[Fault]:
-    """Keys of the schema that were taken out (`~key`): nothing can be checked without them."""
-    for prefix, schema in PLACES.items():
-        node = config.get(prefix[:-1], {}) if prefix else config
-        for name in [entry.name for entry in fields(schema) if entry.name not in node]:
-            if not prefix or prefix[:-1] in config:
-                key = f"{prefix}{name}"
-                yield Fault(
-                    key=key,
-                    given=f"~{key}, which removes it",
-                    allowed="a value",
-                    next_step=f"leave out ~{key}",
-                )
+    """Root keys that were taken out (`~key`): nothing can be checked without them. Below the root
+    Hydra itself lets none be taken out of a schema."""
+    for entry in fields(Root):
+        if entry.name not in config:
+            yield Fault(
+                key=entry.name,
+                given=f"~{entry.name}, which removes it",
+                allowed="a value",
+                next_step=f"leave out ~{entry.name}",
+            )
 
 
 def _unknown_faults(config: Mapping[str, Any]) -> Iterable[Fault]:

@@ -174,7 +174,7 @@ def _fault_of(
             key=key,
             given=given or override,
             allowed=f"another value ({reason_of(cause or error)})",
-            next_step=f"correct the value of {key}",
+            next_step=f"leave out ~{key}" if override[:1] == "~" else f"correct the value of {key}",
         )
     return Fault(
         key=key,

@@ -127,7 +127,7 @@ def test_keys_of_the_chosen_option_are_no_mistake_beside_one_that_is() -> None:
         ("cache=", "cache: given ''; allowed: a folder"),
         ("~batch", "batch: given ~batch, which removes it; allowed: a value"),
         ("~compare", "compare: given ~compare, which removes it"),
-        ("~eval.examples", "eval.examples: given ~eval.examples, which removes it"),
+        ("~eval.examples", "eval.examples: given ~eval.examples; allowed: another value (EvalCon"),
         ("seed=9223372036854775808", "seed: given 9223372036854775808; allowed: up to 922337203"),
         ("batch=99999999999999999999", "batch: given 99999999999999999999; allowed: up to 21474"),
         ("model.init=5", "model.init: given /tmp/nowhere/5; allowed: a run folder"),
