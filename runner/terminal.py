@@ -363,13 +363,14 @@ def _gradient_line(record: RunRecord) -> str:
     if not found:
         return ""
     whole = found["gradient"]
-    if whole["cosine"] is None:
-        return "not finite, or zero, in the untimed updates"
-    errors = {n: g["relative_error"] for n, g in found["groups"].items() if g["cosine"] is not None}
-    worst = max(errors, key=lambda name: errors[name])
+    if whole["norm_ratio"] is None:
+        return "not finite, or FP32's is zero, in the untimed updates"
+    cosine = "none, as it is zero" if whole["cosine"] is None else f"{whole['cosine']:.5f}"
+    worst = found["groups"][found["worst"]]["relative_error"]
+    error = "not finite, or FP32's is zero" if worst is None else f"{worst:.2e}"
     return (
-        f"against FP32: error {whole['relative_error']:.2e} · cosine {whole['cosine']:.5f} · norm "
-        f"{whole['norm_ratio']:.4f}× · worst {worst} {errors[worst]:.2e}"
+        f"against FP32: error {whole['relative_error']:.2e} · cosine {cosine} · norm "
+        f"{whole['norm_ratio']:.4f}× · worst {found['worst']} {error}"
     )
 
 

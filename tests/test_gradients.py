@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from runner.assemble import Job
 from runner.contracts import Recipe
 from runner.measure.gradients import (
+    Agreement,
     GradientProbe,
     agreement,
     gradient_probe,
@@ -58,6 +59,12 @@ def test_what_is_zero_or_not_finite_agrees_with_nothing() -> None:
     for bad in ([torch.zeros(2)], [torch.tensor([1.0, torch.nan])]):
         assert agreement(bad, one).cosine is None
         assert agreement(one, bad).relative_error is None
+
+
+def test_a_gradient_that_was_flushed_to_zero_is_wrong_by_all_of_it() -> None:
+    zero, one = [torch.zeros(2)], [torch.ones(2)]
+    assert agreement(zero, one) == Agreement(relative_error=1.0, cosine=None, norm_ratio=0.0)
+    assert agreement(zero, zero) == Agreement(relative_error=0.0, cosine=None, norm_ratio=None)
 
 
 def test_fp32_against_itself_has_no_error() -> None:

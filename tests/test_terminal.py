@@ -174,6 +174,20 @@ def test_the_worst_of_the_looks_is_a_line_and_what_was_not_finite_is_said() -> N
     assert "numerics" not in lines_of()
 
 
+def test_a_gradient_without_figures_is_never_passed_over_for_the_worst() -> None:
+    whole = {"relative_error": 0.25, "cosine": 0.875, "norm_ratio": 1.0}
+    lost = {"relative_error": None, "cosine": None, "norm_ratio": None}
+    found = {"gradient": whole, "groups": {"a": whole, "b": lost}, "worst": "b"}
+    assert lines_of(numerics={"gradient_probe": found})["gradient"] == (
+        "against FP32: error 2.50e-01 · cosine 0.87500 · norm 1.0000× · "
+        "worst b not finite, or FP32's is zero"
+    )
+    zero = {"relative_error": 1.0, "cosine": None, "norm_ratio": 0.0}
+    found = {"gradient": zero, "groups": {"a": zero}, "worst": "a"}
+    line = lines_of(numerics={"gradient_probe": found})["gradient"]
+    assert "error 1.00e+00 · cosine none, as it is zero · norm 0.0000×" in line
+
+
 def test_a_failure_is_in_the_first_line_with_its_reason() -> None:
     failed = replace(WHOLE, status="diverged", message="loss not finite")
     assert summary_lines(failed, title="t", folder=Path())[0] == "t: diverged — loss not finite"

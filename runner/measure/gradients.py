@@ -26,8 +26,9 @@ class Agreement:
     """How a vector agrees with its reference.
 
     relative_error: 2-norm of the difference over that of the reference. cosine: of the angle
-    between them. norm_ratio: of their 2-norms, the reference's below. None where a norm is 0 or
-    something is not finite.
+    between them, None where the vector is 0. norm_ratio: of their 2-norms, the reference's below.
+    All None where something is not finite or the reference alone is 0; where both are 0 the error
+    is 0.
     """
 
     relative_error: float | None
@@ -75,11 +76,12 @@ def agreement(found: Sequence[Tensor], reference: Sequence[Tensor]) -> Agreement
         a, b = own.detach().cpu().double(), other.detach().cpu().double()
         sums += torch.stack([((a - b) ** 2).sum(), (a * a).sum(), (b * b).sum(), (a * b).sum()])
     difference, own_square, square, product = sums.tolist()
-    if not torch.isfinite(sums).all() or not square or not own_square:
-        return Agreement(relative_error=None, cosine=None, norm_ratio=None)
+    if not torch.isfinite(sums).all() or not square:
+        equal = sums.tolist() == [0.0] * 4
+        return Agreement(relative_error=0.0 if equal else None, cosine=None, norm_ratio=None)
     return Agreement(
         relative_error=(difference / square) ** 0.5,
-        cosine=product / (own_square * square) ** 0.5,
+        cosine=product / (own_square * square) ** 0.5 if own_square else None,
         norm_ratio=(own_square / square) ** 0.5,
     )
 

@@ -138,7 +138,7 @@ def probe_table(comparison: Comparison) -> Table:
             whole, worst = row.probe["gradient"], row.probe["groups"][row.probe["worst"]]
             cells = [
                 _digits(whole["relative_error"], "{:.2%}"),
-                _digits(whole["cosine"], "{:.5f}"),
+                wording.NONE if whole["norm_ratio"] == 0 else _digits(whole["cosine"], "{:.5f}"),
                 _digits(whole["norm_ratio"], "{:.4f}"),
                 f"{row.probe['worst']} {_digits(worst['relative_error'], '{:.2%}')}",
                 _digits(row.probe["output"]["relative_error"], "{:.2%}"),
