@@ -20,9 +20,9 @@ from runner.comparison.runs import ComparedRun
 from runner.numerics import Worst, extremes, not_finite, summed_up, worst_groups
 from runner.records import JournalLine, NumericsRecord, UpdateRecord, line_of
 from runner.reporting import looks_plots
+from runner.reporting.looks_section import looks_section
 from runner.reporting.looks_tables import TITLE
 from runner.reporting.looks_words import percent
-from runner.reporting.page import page
 from runner.reporting.texts import comma_separated, markdown
 from tests.compared import BF16, run, update
 
@@ -248,7 +248,7 @@ def test_the_tables_say_what_applies_and_a_dash_elsewhere(comparison: Comparison
     # A column that no setup has is not there, nor a setup without rounded operands in their table.
     assert not {"output error", "weights", "gradients"} & fp16.keys()
     assert list(tables[2]) == ["precision=fp16"]
-    words = words_of(page(comparison))
+    words = words_of(looks_section(comparison))
     for cell in fp16.values():
         main, _, small = cell.rstrip(")").partition(" (")
         assert main in words and all(part in words for part in small.split("; "))
@@ -257,9 +257,7 @@ def test_the_tables_say_what_applies_and_a_dash_elsewhere(comparison: Comparison
 def test_without_looks_there_is_no_section_no_plot_and_no_column() -> None:
     found = compare([run("precision=fp32", 0), run("precision=bf16", 0, config=BF16)])
     assert all(row.looks is None for row in found.setups)
-    html = page(found)
-    assert TITLE not in html and TITLE not in markdown(found)
-    assert "Gradient error while training" not in html
+    assert looks_section(found) == "" and TITLE not in markdown(found)
     assert "numerics_" not in comma_separated(found).splitlines()[0]
 
 
@@ -270,7 +268,7 @@ def test_what_was_not_finite_is_marked_and_does_not_vanish() -> None:
     assert cell == (
         "not finite → 50% (worst 50% at update 4; not finite in 1 of 2 looks, first after update 2)"
     )
-    html = page(found)
+    html = looks_section(found)
     assert "not finite in 1 of 2 looks" in words_of(html)
     assert 'id="not-finite-gradient_error-precision=fp16"' in html  # its cross in the plot
     json.dumps(asdict(found), allow_nan=False)
@@ -280,18 +278,18 @@ def test_what_was_not_finite_is_marked_and_does_not_vanish() -> None:
         row["numerics_gradient_error_first"] == "" and row["numerics_gradient_error_last"] == "0.5"
     )
     never = compare([run("precision=fp16", 0, journal=[update(1), look(2, gradient_error=NAN)])])
-    assert 'id="not-finite-gradient_error-precision=fp16"' in page(never)
+    assert 'id="not-finite-gradient_error-precision=fp16"' in looks_section(never)
 
 
 def test_a_plot_is_there_only_where_something_is_above_zero(comparison: Comparison) -> None:
-    html = page(comparison)
+    html = looks_section(comparison)
     for title in ("Gradient error while training", "Updates rounded away", "Gradient underflow"):
         assert title in html
     assert "0 at every look: precision=fp32" in words_of(html)
     only = compare([found for found in planted() if found.setup == "precision=fp32"])
     assert looks_plots.lost_share(only) is None
     assert looks_plots.gradient_error(only) is None
-    assert TITLE in page(only)
+    assert TITLE in looks_section(only)
 
 
 def test_shares_keep_three_figures() -> None:
