@@ -309,16 +309,16 @@ def test_tensors_that_arrive_with_the_data_are_inputs() -> None:
     assert tracker.account().at_peak["inputs"] == 160
 
 
-# --- what operations have for themselves (scripts/accounts.py) --------------------------------
+# --- what no account of results can have (scripts/accounts.py) --------------------------------
 
 
-def test_what_an_operation_allocates_and_frees_inside_itself_is_named_and_taken_off() -> None:
+def test_what_is_no_operation_s_result_is_named_and_taken_off() -> None:
     def event(ts: float, size: int, address: int, total: int) -> dict[str, Any]:
         args = {"Addr": address, "Bytes": size, "Total Allocated": total}
         return {"name": "[memory]", "ts": ts, "args": args}
 
     memory = [
-        event(1.0, 100, 1, 1100),  # before any operation, kept
+        event(1.0, 100, 1, 1100),  # outside operations, kept
         event(2.1, 300, 2, 1400),  # result of softmax
         event(2.2, 50, 3, 1450),  # its own
         event(2.3, -50, 3, 1400),
@@ -333,8 +333,8 @@ def test_what_an_operation_allocates_and_frees_inside_itself_is_named_and_taken_
     ]
     found = of_trace([*spans, *reversed(memory)], resting=10)
     assert found.peak == 10 + 500
-    assert found.own == {"mm": 70}
-    assert found.peak_without == 10 + 430
+    assert found.unseen == {"mm": 70, "outside operations": 100}
+    assert found.peak_without == 10 + 330
 
 
 # --- the account of a log ---------------------------------------------------------------------
