@@ -31,8 +31,9 @@ def launch(template: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of tokenized corpora that all tests of a session share."""
-    return tmp_path_factory.getbasetemp() / "corpora"
+    """A cache of tokenized corpora that all tests of a session share, in all its processes."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "corpora"
 
 
 @pytest.fixture(scope="session")

@@ -640,7 +640,7 @@ def test_fake_tensors_give_the_account_of_real_ones(autocast: bool) -> None:
     assert ours == theirs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forty_eight_layers_take_about_a_second_on_fake_tensors() -> None:
     import time
 

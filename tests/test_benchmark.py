@@ -282,7 +282,7 @@ def test_a_block_waits_until_the_machine_is_quiet(
 # --- whole runs -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_contestant_that_fails_says_what_it_printed(plan: Plan, tmp_path: Path) -> None:
     broken = replace(plan, config={**plan.config, "accum": 0})
     one = Contestant("bare", broken, tmp_path / "bare", 1)

@@ -141,6 +141,7 @@ def test_a_missing_device_is_refused_by_name_and_leaves_no_run(launch: Path, cor
     assert stored(launch) == []
 
 
+@pytest.mark.long
 def test_an_inline_job_says_so_and_gives_the_same_losses(launch: Path, corpora: Path) -> None:
     done = run(launch, corpora, "-m", *TINY, "process=fresh,inline")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,6 +26,8 @@ from runner.data.stats import target_counts
 ROOT = Path(__file__).parents[1]
 END = 257
 
+pytestmark = pytest.mark.xdist_group("docstrings")
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:

@@ -31,20 +31,7 @@ from runner.records import EvaluationRecord
 from runner.tracking import Mlflow, MlflowCalls, Off, batches_of
 
 
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty store; making its tables takes seconds, so tests copy the file."""
-    path = tmp_path_factory.getbasetemp() / "template.db"
-    if not path.exists():
-        MlflowCalls(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def launch(template: Path, tmp_path: Path) -> Path:
-    """A launch folder with an empty store in it."""
-    shutil.copy(template, tmp_path / "mlflow.db")
-    return tmp_path
+pytestmark = pytest.mark.xdist_group("tracking")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from runner.records import RunRecord
 from tests.test_cli import TINY, stored
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("runner", "models", "conf")
