@@ -30,7 +30,6 @@ from runner.readback import read_curve, read_runs
 from runner.records import EvaluationRecord
 from runner.tracking import Mlflow, MlflowCalls, Off, batches_of
 
-
 pytestmark = pytest.mark.xdist_group("tracking")
 
 
