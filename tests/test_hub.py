@@ -415,6 +415,19 @@ def test_scaled_logits_are_scaled(tmp_path: Path) -> None:
     assert (unscaled - own).abs().max() > 0.1 * own.abs().max()
 
 
+def test_a_damaged_file_of_the_model_is_named_by_its_folder_and_reason(tmp_path: Path) -> None:
+    path = saved(tmp_path, "gpt2")
+    (path / "model.safetensors").write_bytes(b"\x10" + b"\0" * 7 + b"garbage")
+    with pytest.raises(UserError, match=r"model\.path: given .*deserializing header"):
+        Hub(path=str(path)).build(0)
+    values = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**values, "layer_norm_epsilon": "x"}))
+    with pytest.raises(
+        UserError, match=r"model\.path: given .*'layer_norm_epsilon' expected float"
+    ):
+        Hub(path=str(path), random_init=True).build(0)
+
+
 def test_weights_that_do_not_fit_the_config_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, "llama")
     written(tmp_path, num_hidden_layers=3)

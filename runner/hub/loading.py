@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch._guards import detect_fake_mode
 
@@ -98,8 +99,8 @@ def config_of(spec: Hub, lib: Any) -> Any:
         config = lib.AutoConfig.from_pretrained(
             where, revision=spec.revision, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise refused(spec, str(error).partition("\n")[0]) from error
+    except Exception as error:  # each class of configs has errors of its own
+        raise refused(spec, " ".join(str(error).split())) from error
     for own, theirs in SHAPES.items():
         read, loaded = getattr(spec.shapes, own), getattr(config, theirs, None)
         if read != loaded:
@@ -144,7 +145,7 @@ def with_weights(spec: Hub, config: Any, lib: Any) -> nn.Module:
             output_loading_info=True,
             trust_remote_code=False,
         )
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         raise refused(spec, str(error).partition("\n")[0]) from error
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
