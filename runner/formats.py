@@ -114,7 +114,7 @@ def remark(form: object, value: float, found: float) -> str:
         return "rounds to zero"
     if isinstance(form, Format) and abs(value) > form.largest >= abs(found):
         return "clamped"
-    if isinstance(form, Integer) and not form.least <= value <= form.most:
+    if isinstance(form, Integer) and (value < form.least or value > form.most):  # not for nan
         return "clamped"
     if isinstance(form, Format) and 0 < abs(found) < form.smallest_normal:
         return "subnormal"

@@ -12,7 +12,7 @@ from runner.forwarding.address import probe_server, resolve_uri, sqlite_path, ur
 from runner.forwarding.client import Run
 from runner.forwarding.curves import KINDS_OF_NONFINITE, NONFINITE
 from runner.forwarding.store import CHECK_S
-from runner.records import JOURNAL, JournalLine, RunRecord, Unreadable, read_journal
+from runner.records import JournalLine, RunRecord, Unreadable, read_run
 from runner.tracking import Mlflow, MlflowCalls
 
 
@@ -105,7 +105,7 @@ def _read_run(calls: MlflowCalls, run: Run) -> TrackedRun:
         folder = Path(name)
         calls.download(run, folder)
         try:
-            record, journal = RunRecord.read(folder), read_journal(folder / JOURNAL)
+            record, journal = read_run(folder)
         except Unreadable as error:
             raise UserError(_damaged(run, error)) from error
     return TrackedRun(run=run, record=record, journal=journal)

@@ -356,3 +356,20 @@ class RunRecord:
             path,
             f"schema version {data['schema_version']}; this program reads up to {SCHEMA_VERSION}",
         )
+
+
+def read_run(folder: Path) -> tuple[RunRecord | None, list[JournalLine]]:
+    """The record of a run folder and its whole journal.
+
+    Raises Unreadable for what is damaged, and for a journal that lacks updates which the record
+    of a run to its end counts: its curve would pass for the whole one.
+    """
+    record, journal = RunRecord.read(folder), read_journal(folder / JOURNAL)
+    if record is not None and record.status in ("ok", "diverged"):
+        counted = int(record.summary.get("updates_attempted", 0))
+        found = len(updates_of(journal))
+        if found < counted:
+            raise Unreadable(
+                folder / JOURNAL, f"it has {found} of the {counted} updates that {RECORD} counts"
+            )
+    return record, journal

@@ -572,12 +572,19 @@ def test_damaged_run_folders_are_named_all_together_and_none_is_left_out(
     for place, (name, harm) in enumerate(DAMAGE.items()):
         path = tmp_path / "runs" / str(place) / name
         path.write_text(harm(path.read_text()))
+    path = tmp_path / "runs" / "2" / "journal.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]) + '{"upd')
     (tmp_path / "runs" / "half").mkdir()
     (tmp_path / "runs" / "half" / "job.yaml").write_text("config: {seed: ")
     assert command.main(["folder=runs"]) == 2
     error = capsys.readouterr().err
-    assert "error: 3 mistakes" in error
-    for name in ("0/record.json: JSONDecodeError", "1/journal.jsonl: line 1", "half/job.yaml: "):
+    assert "error: 4 mistakes" in error
+    for name in (
+        "0/record.json: JSONDecodeError",
+        "1/journal.jsonl: line 1",
+        "2/journal.jsonl: it has 3 of the 4 updates that record.json counts",
+        "half/job.yaml: ",
+    ):
         assert f"folder: given runs/{name}" in error
     assert not (tmp_path / "comparison").exists()
 

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 from runner import checks
 from runner.comparison.runs import ComparedRun
 from runner.contracts import UserError
-from runner.records import JOURNAL, MISREAD, RECORD, RunRecord, Unreadable, read_journal
+from runner.records import (
+    JOURNAL,
+    MISREAD,
+    RECORD,
+    JournalLine,
+    RunRecord,
+    Unreadable,
+    read_journal,
+    read_run,
+)
 from runner.states import JOB
 
 
@@ -71,15 +80,15 @@ def bare_record(status: str, message: str, config: Mapping[str, Any]) -> RunReco
 
 
 def of_record(
-    record: RunRecord, run_id: str, ticket: Mapping[str, Any], folder: Path
+    record: RunRecord, run_id: str, ticket: Mapping[str, Any], journal: Sequence[JournalLine]
 ) -> ComparedRun:
-    """A run with its record; `ticket`: setup, swept keys and axes. The journal lies in `folder`."""
+    """A run with its record; `ticket`: setup, swept keys and axes."""
     return ComparedRun(
         run_id=run_id,
         setup=str(ticket.get("setup") or run_id),
         seed=int(record.config.get("seed", 0)),
         record=record,
-        journal=read_journal(folder / JOURNAL),
+        journal=journal,
         swept=ticket.get("swept") or {},
         axes=ticket.get("axes") or {},
     )
@@ -87,13 +96,13 @@ def of_record(
 
 def of_folder(folder: Path) -> ComparedRun:
     """The run of a run folder; one without a record counts as killed. Raises Unreadable."""
-    record = RunRecord.read(folder)
+    record, journal = read_run(folder)
     if record is not None and record.job:
-        return of_record(record, str(folder), record.job, folder)
+        return of_record(record, str(folder), record.job, journal)
     ticket = _ticket(folder / JOB)
     if record is None:
         record = bare_record("killed", "there is no record", ticket.get("config", {}))
-    return of_record(record, str(folder), ticket, folder)
+    return of_record(record, str(folder), ticket, journal)
 
 
 def _ticket(path: Path) -> dict[str, Any]:
