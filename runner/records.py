@@ -79,7 +79,7 @@ class UpdateRecord:
     lr: learning rate used; loss_scale: scale used, or None without scaling.
     tokens, examples: counts over all micro-batches of the update.
     time: seconds exposed, by phase; host: seconds the host worked on a phase, exposed or not.
-    memory: on CUDA, most bytes `allocated`, `reserved` and `inactive_split` during the update,
+    memory: on CUDA, most bytes `allocated`, `requested`, `reserved` and `inactive_split` during it,
         `retries` and `ooms` of the allocator since the update before, where it counts them, and
         `over_account`: bytes over the memory account, only where these are more than 3 % of it;
         None on a CPU.

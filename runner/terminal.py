@@ -295,6 +295,9 @@ def _account_line(record: RunRecord) -> str:
     if not found or not found["updates"]:
         return ""
     by = f"by {human_bytes(found['largest_bytes'])} ({found['largest_share']:.1%}) at most"
+    slack = record.memory.get("allocator", {}).get("slack_bytes")
+    if slack:
+        by += f" (the allocator's blocks exceed what was asked for by {human_bytes(slack)})"
     if not found["explained"]:
         return f"does not explain the peak: every update was over it, {by}"
     return (

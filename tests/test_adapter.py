@@ -148,8 +148,10 @@ def test_c31_targets_that_name_no_matrix_are_a_fault_that_names_the_matrices(bas
 # --- C31: checkpointing over a frozen embedding -----------------------------------------------
 
 
-def test_c31_adapters_train_the_same_under_checkpointing(bases: Path) -> None:
-    words = ("memory/adapter=lora", "memory.adapter.targets=[attn.q,attn.v]", "optimizer=sgd")
+@pytest.mark.parametrize("adapter", ["lora", "qlora"])
+def test_c31_adapters_train_the_same_under_checkpointing(bases: Path, adapter: str) -> None:
+    chosen = (f"memory/adapter={adapter}", "memory.adapter.targets=[attn.q,attn.v]")
+    words = (*chosen, "optimizer=sgd")
     changes = []
     for option in ("none", "full", "selective"):
         job = job_of(bases, *words, f"memory/checkpointing={option}", model="llama_tiny")

@@ -79,6 +79,7 @@ STATS = {
     "allocated_bytes": {"all": {"current": 10, "peak": 50, "allocated": 900, "freed": 890}},
     "reserved_bytes": {"all": {"current": 70, "peak": 80, "allocated": 80, "freed": 10}},
     "inactive_split_bytes": {"all": {"current": 3, "peak": 9, "allocated": 99, "freed": 96}},
+    "requested_bytes": {"all": {"current": 9, "peak": 44, "allocated": 800, "freed": 791}},
     "num_alloc_retries": 2,
     "num_ooms": 1,
 }
@@ -88,7 +89,7 @@ STATS = {
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [
-        ("native", Reading(10, 50, 80, 9, 2, 1)),
+        ("native", Reading(10, 50, 80, 9, 2, 1, 44)),
         ("cudaMallocAsync", Reading(10, 50, 80, None, None, None)),
     ],
 )
@@ -150,7 +151,7 @@ def seen(number: int, *marks: str, **memory: int) -> UpdateRecord:
 
 RUN = [
     seen(1, allocated=600, reserved=1000, inactive_split=50, retries=1, ooms=0),
-    seen(2, allocated=800, reserved=900, inactive_split=90, retries=0, ooms=0),
+    seen(2, allocated=800, reserved=900, inactive_split=90, requested=770, retries=0, ooms=0),
     seen(3, "numerics", allocated=990, reserved=1200, inactive_split=99, retries=2, ooms=0),
 ]
 
@@ -163,6 +164,7 @@ def test_fragmentation_is_reserved_less_allocated_in_the_update_with_the_peak() 
     assert found.unfilled_bytes == 900 - 800
     assert found.unfilled_share == pytest.approx(100 / 900)
     assert found.peak_inactive_split_bytes == 90
+    assert found.slack_bytes == 800 - 770
     assert (found.retries, found.ooms) == (3, 0)  # a retry cost time in a marked update as well
 
 
@@ -171,6 +173,7 @@ def test_without_an_allocator_there_is_nothing_and_without_a_count_no_count() ->
     found = allocated([seen(1, allocated=6, reserved=8)])
     assert found is not None
     assert (found.peak_inactive_split_bytes, found.retries, found.ooms) == (None, None, None)
+    assert found.slack_bytes is None
 
 
 def test_updates_over_the_account_are_counted_with_the_largest_excess() -> None:
@@ -301,20 +304,21 @@ def test_c33_a_small_job_does_not_inherit_the_peak_of_a_large_one_in_its_process
     monkeypatch.setattr(worker, "settled", noted)
     monkeypatch.setattr(loop, "measured_update", touched)
     monkeypatch.chdir(tmp_path)
-    peaks: dict[int, list[int]] = {1: [], 8: []}
-    for order in ("8,1", "1,8"):  # micro-batches of 1 and 8 examples, then the other way round
-        words = ["-m", f"cache='{corpora}'", *JOB, f"accum={order}", "updates=2", "warmup=0"]
+    done: list[Path] = []
+    peaks: list[int] = []
+    for accum in (8, 1, 8):  # micro-batches of 1, of 8, and of 1 example again
+        words = [f"cache='{corpora}'", *JOB, f"accum={accum}", "updates=2", "warmup=0"]
         assert run(command_of(parser().parse_args(words), tmp_path), tmp_path, words) == 0
-    for folder in sorted(tmp_path.glob("runs/*/*/[01]")):
+        (folder,) = {path.parent for path in tmp_path.glob("runs/*/*/record.json")} - set(done)
+        done.append(folder)
         record = RunRecord.read(folder)
         assert record is not None
         assert record.memory["device"]["before"]["allocated_bytes"] == 0
         lines = updates_of(read_journal(folder / "journal.jsonl"))
-        found = max(line.memory["allocated"] for line in lines)  # type: ignore[index]
-        assert record.memory["allocator"]["peak_allocated_bytes"] == found
-        peaks[8 // record.config["accum"]].append(found)
-    (small, again), (large, once_more) = peaks[1], peaks[8]
-    assert small == again < large == once_more
+        peaks.append(max(line.memory["allocated"] for line in lines))  # type: ignore[index]
+        assert record.memory["allocator"]["peak_allocated_bytes"] == peaks[-1]
+    alone, large, after = peaks
+    assert alone == after < large
 
 
 # --- the device, and when memory runs out -----------------------------------------------------

@@ -131,6 +131,9 @@ def test_updates_that_the_account_does_not_cover_are_said() -> None:
         "3 of 40 updates were over it by more than 3%, by 1.0 MiB (12.5%) at most; they are named "
         "in the journal"
     )
+    slack = {"account_exceeded": EXCEEDED, "allocator": {**ALLOCATOR, "slack_bytes": 2**19}}
+    words = "at most (the allocator's blocks exceed what was asked for by 512.0 KiB); they are"
+    assert words in lines_of(memory=slack)["account"]
     every = {**EXCEEDED, "updates": 40, "explained": False}
     assert lines_of(memory={"account_exceeded": every})["account"] == (
         "does not explain the peak: every update was over it, by 1.0 MiB (12.5%) at most"

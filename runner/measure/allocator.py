@@ -33,8 +33,9 @@ class Reading(NamedTuple):
     reserved: most bytes held of the device since then. inactive_split: most bytes since then of
     free pieces of segments that are in use elsewhere, which cannot be given back. retries: times
     so far that the device had no more, so that the cache was given back and the request repeated
-    (the host waits for the device meanwhile); ooms: times that this did not help either. None:
-    the allocator in use does not count it.
+    (the host waits for the device meanwhile); ooms: times that this did not help either.
+    requested: most bytes that were asked for; `allocated` is of the blocks that were given for
+    them, which may each be up to 1 MiB larger. None: the allocator in use does not count it.
     """
 
     now: int
@@ -43,6 +44,7 @@ class Reading(NamedTuple):
     inactive_split: int | None = None
     retries: int | None = None
     ooms: int | None = None
+    requested: int | None = None
 
 
 class Allocator(Protocol):
@@ -83,6 +85,7 @@ class CudaAllocator:
             inactive_split=stats["inactive_split_bytes"]["all"]["peak"],
             retries=stats["num_alloc_retries"],
             ooms=stats["num_ooms"],
+            requested=stats["requested_bytes"]["all"]["peak"],
         )
 
 
@@ -111,8 +114,9 @@ class Peaks:
         were `copied` for a look, the peak is not held against the account."""
         found = self._allocator.read()
         peaks = {"allocated": found.allocated, "reserved": found.reserved}
-        if found.inactive_split is not None:
-            peaks["inactive_split"] = found.inactive_split
+        for name in ("inactive_split", "requested"):
+            if (most := getattr(found, name)) is not None:
+                peaks[name] = most
         for name in ("retries", "ooms"):
             count, before = getattr(found, name), getattr(self._before, name)
             if count is not None and before is not None:
@@ -144,7 +148,8 @@ class Allocated:
     unfilled_bytes: in the update with the highest allocated peak, its reserved less its allocated
     peak, what torch's own out-of-memory message calls reserved but unallocated: fragmentation,
     and besides it whatever the cache kept of other shapes. unfilled_share: of its reserved.
-    retries, ooms: over all updates. None: not counted.
+    slack_bytes: in the same update, its allocated peak less its peak of what was asked for: blocks
+    are larger than their tensors. retries, ooms: over all updates. None: not counted.
     """
 
     peak_allocated_bytes: int
@@ -152,6 +157,7 @@ class Allocated:
     unfilled_bytes: int
     unfilled_share: float
     peak_inactive_split_bytes: int | None
+    slack_bytes: int | None
     retries: int | None
     ooms: int | None
 
@@ -170,6 +176,7 @@ def allocated(records: Sequence[UpdateRecord]) -> Allocated | None:
         unfilled_bytes=unfilled,
         unfilled_share=unfilled / top["reserved"] if top["reserved"] else 0.0,
         peak_inactive_split_bytes=_over(max, seen, "inactive_split"),
+        slack_bytes=top["allocated"] - top["requested"] if "requested" in top else None,
         retries=_over(sum, every, "retries"),
         ooms=_over(sum, every, "ooms"),
     )
