@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runner.compare import compare_sweep, qualities
+from runner.comparison.results import Comparison
 from runner.compose import Command
 from runner.contracts import Fault, UserError
 from runner.launch import Result, Session
@@ -59,12 +60,12 @@ def _compare(command: Command, session: Session) -> list[Path]:
     A comparison that fails is an error of the sweep, shown with its traceback: it does not undo
     what the jobs left behind, and `runner.compare` can be called again.
     """
-    from runner.report import lines, write
+    from runner.report import lines
 
     try:
         found = compare_sweep(session.results, launch=session.launch, axes=command.axes)
         print("\n".join(lines(found)), file=session.out, flush=True)
-        written = write(found, command.folder)
+        written = _written(found, session, command.folder)
     except Exception:
         session.comparison_failed = True
         traceback.print_exc()
@@ -75,6 +76,22 @@ def _compare(command: Command, session: Session) -> list[Path]:
         if run_id in known:
             session.store.tag(run_id, {"quality": quality})
     return written
+
+
+def _written(found: Comparison, session: Session, folder: Path) -> list[Path]:
+    """The files of the comparison; where they cannot be written, it was at least shown."""
+    from runner.report import write
+
+    try:
+        return write(found, folder)
+    except OSError as error:
+        session.comparison_failed = True
+        print(
+            f"the comparison above cannot be written to {folder}: {error.strerror or error}; "
+            "again, once there is room: python -m runner.compare",
+            file=sys.stderr,
+        )
+        return []
 
 
 def _close_parent(session: Session, folder: Path, artifacts: Sequence[Path]) -> None:
@@ -92,14 +109,19 @@ def _close_parent(session: Session, folder: Path, artifacts: Sequence[Path]) -> 
         for result in session.results
     ]
     axes = {key: list(values) for key, values in session.axes.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(listing, json.dumps({"axes": axes, "jobs": jobs}, indent=1))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(listing, json.dumps({"axes": axes, "jobs": jobs}, indent=1))
+        artifacts = [listing, *artifacts]
+    except OSError as error:
+        session.comparison_failed = True
+        print(f"{listing} cannot be written: {error.strerror or error}", file=sys.stderr)
     note = "\n".join(f"- {line}" for line in sweep_lines(session.results, session.jobs))
     done = session.store.finish_parent(
         session.parent,
         status=sweep_status(session),
         tags={"mlflow.note.content": note},
-        artifacts=[listing, *artifacts],
+        artifacts=artifacts,
     )
     if not done:
         print("tracking: the sweep's parent run could not be closed", file=sys.stderr)
