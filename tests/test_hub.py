@@ -198,6 +198,12 @@ def test_a_packed_document_is_as_if_alone(folder: Path) -> None:
 # --- in every recipe, lever and batching ------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[float]:
+    """Losses of the plain job on the stored model."""
+    return losses(job("model=hf", f"model.path='{folder}'", "batching=packed"))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -216,10 +222,10 @@ def test_a_packed_document_is_as_if_alone(folder: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_recipes_and_levers_apply(folder: Path, words: tuple[str, ...]) -> None:
-    base = ("model=hf", f"model.path='{folder}'", "batching=packed")
-    expected = losses(job(*base))
-    made = job(*base, *words)
+def test_recipes_and_levers_apply(
+    folder: Path, expected: list[float], words: tuple[str, ...]
+) -> None:
+    made = job("model=hf", f"model.path='{folder}'", "batching=packed", *words)
     _, trained = probe(made.training, made.feed.probes(2))
     assert trained.contradiction() is None
     close = 2e-2 if words[0].startswith(("precision", "memory/optimizer_state")) else 1e-4
