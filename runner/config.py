@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.contracts import Fault, UserError
@@ -197,6 +197,8 @@ def _filled(cls: type[Any], values: Mapping[str, Any], *, key: str, allow: Seque
     names = [f.name for f in dataclasses.fields(cls) if f.init]
     faults = [unknown_key(f"{key}.{name}", names) for name in values if name not in names]
     nested = {n: _inner(hints[n]) for n in names}
+    schema = OmegaConf.structured(cls)
+    OmegaConf.set_readonly(schema, False)
     arguments: dict[str, Any] = {}
     for name in names:
         if name not in values:
@@ -208,7 +210,7 @@ def _filled(cls: type[Any], values: Mapping[str, Any], *, key: str, allow: Seque
             elif inner is not None and isinstance(values[name], Mapping):
                 arguments[name] = _filled(inner, values[name], key=f"{key}.{name}", allow=allow)
             else:
-                arguments[name] = _typed(cls, name, values[name], key=key)
+                arguments[name] = _typed(schema, hints[name], name, values[name], key=key)
         except UserError as error:
             faults.extend(error.faults)
     faults.extend(
@@ -233,9 +235,8 @@ def _inner(hint: Any) -> type[Any] | None:
     return None
 
 
-def _typed(cls: type[Any], name: str, value: Any, *, key: str) -> Any:
-    """One field's value, checked and converted by OmegaConf on the class's annotation."""
-    hint = typing.get_type_hints(cls)[name]
+def _typed(schema: DictConfig, hint: Any, name: str, value: Any, *, key: str) -> Any:
+    """One field's value, checked and converted by OmegaConf on the annotation in the schema."""
     fault = Fault(
         key=f"{key}.{name}",
         given=repr(value),
@@ -245,19 +246,18 @@ def _typed(cls: type[Any], name: str, value: Any, *, key: str) -> Any:
     options = typing.get_args(hint) or (hint,)
     if isinstance(value, bool) and bool not in options and Any not in options:
         raise UserError(fault)
-    schema = OmegaConf.structured(cls)
-    OmegaConf.set_readonly(schema, False)
     try:
         schema[name] = value
-        plain = OmegaConf.to_container(schema, resolve=True)
+        found: Any = schema[name]
+        if OmegaConf.is_config(found):
+            found = OmegaConf.to_container(found, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(fault) from error
-    assert isinstance(plain, dict)
     if typing.get_origin(hint) is not tuple:
-        return plain[name]
-    if len(plain[name]) != len(options) and Ellipsis not in options:
+        return found
+    if len(found) != len(options) and Ellipsis not in options:
         raise UserError(fault)
-    return tuple(plain[name])
+    return tuple(found)
 
 
 def readable(hint: Any) -> str:

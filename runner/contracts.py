@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from models.documents import Documents
+    from runner.largest import Largest
 
 Numerics = Literal["same", "close"]
 """What a part does to the loss curve: `same` up to float rounding, `close` within the margin."""
@@ -489,14 +490,24 @@ class Seen(Protocol):
 
 
 class Lever:
-    """A choice that changes live memory. A lever overrides the hooks it needs."""
+    """A choice that changes live memory. A lever overrides the hooks it needs.
+
+    libraries: large ones that are imported when it is applied, and not before.
+    """
 
     numerics: ClassVar[Numerics] = "same"
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def reduces(self) -> Sequence[LiveObjects]:
         """What this lever makes smaller (specification table 7.2); nothing when it is not pulled.
         The advice names a lever for these objects only."""
         return ()
+
+    def leaves(self, found: Largest) -> float:
+        """What this lever leaves live at the peak of objects like the one that was found: a share
+        of what there would be without any lever of its group. One that says no more than
+        `reduces` is taken to leave nothing of those kinds."""
+        return 0.0 if found.kind in self.reduces() else 1.0
 
     def period(self) -> int:
         """Number of blocks after which what this lever does to them repeats; a plan extrapolates

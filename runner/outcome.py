@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 
 from runner import accounting, checks
-from runner.advice import levers_against
-from runner.assemble import Job, compiles
+from runner.advice import largest_of, smaller_with
+from runner.assemble import Job, compiles, lacking
 from runner.compiling import OFF, Compilations
 from runner.contracts import Counts, MicroBatch
 from runner.data.stats import target_counts
@@ -130,7 +131,7 @@ def memory_of(run: Run) -> dict[str, Any]:
         if run.job is not None and run.config["compile"] != OFF:
             found["not_accounted"] = NOT_ACCOUNTED
         return found
-    return found | run.account.to_json() | {"smaller_with": smaller_with(run)}
+    return found | run.account.to_json() | {"smaller_with": advice_of(run)}
 
 
 NOT_ACCOUNTED = "compiled code has no memory account: watching its operations would run it eagerly"
@@ -161,18 +162,16 @@ def prediction_error(run: Run, prediction: Prediction) -> float | None:
     return prediction.peak_bytes / measured - 1 if measured else None
 
 
-def smaller_with(run: Run) -> list[str]:
-    """Levers and accumulation that reduce the largest live object, as they are typed."""
+def advice_of(run: Run) -> list[str]:
+    """What makes the largest live object smaller, as it is typed."""
     job, account = run.job, run.account
-    if job is None or account is None or not account.largest:
+    if job is None or account is None:
         return []
-    return levers_against(
-        account.largest[0].kind,
-        run.config,
-        description=job.parts.model.describe(),
-        recipe=job.parts.precision,
-        device=job.device,
-    )
+    found = largest_of(account, run.config, job.parts.model.describe())
+    if found is None:
+        return []
+    lacks = partial(lacking, device=job.device)
+    return smaller_with(found, run.config, job.parts, job.device, lacks)
 
 
 def shortage_of(run: Run) -> list[str]:
@@ -192,7 +191,7 @@ def shortage_of(run: Run) -> list[str]:
         words.append(f"what would fit could not be predicted: {type(error).__name__}: {error}")
     if fitting:
         return [*words, f"predicted to fit with {', '.join(fitting)}"]
-    levers = smaller_with(run)
+    levers = advice_of(run)
     return [*words, f"smaller with {', '.join(levers)}"] if levers else words
 
 

@@ -6,8 +6,10 @@ or a part of the job cannot be traced.
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +29,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan the job, or each job of a sweep, of a command line; returns the exit code."""
     args = parser().parse_intermixed_args(list(sys.argv[1:] if argv is None else argv))
     try:
-        for job in command_of(args, Path.cwd(), to_run=False).jobs:
-            print("\n".join(plan_lines(job.config, job.setup)), flush=True)
+        with uncollected():
+            for job in command_of(args, Path.cwd(), to_run=False).jobs:
+                print("\n".join(plan_lines(job.config, job.setup)), flush=True)
     except UserError as error:
         print_faults(sys.stderr, error.faults, "nothing was planned")
         return 2
     return 0
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's search for cycles, which would go through all that torch has loaded, again
+    and again; here and in processes that are forked inside."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def plan_lines(config: Mapping[str, Any], title: str) -> list[str]:
     """The plan of a job, a line per subject, the table of levers last. Raises UserError."""
     import torch
 
-    from runner.planning.fitting import savings, smallest_accum
-    from runner.planning.planned import planned
+    from runner.planning.fitting import Plans, begun, smallest_accum
     from runner.planning.target import target_named
 
     target = target_named(config["plan"]["device"], config["device"])
@@ -55,13 +70,18 @@ def plan_lines(config: Mapping[str, Any], title: str) -> list[str]:
     memory = config["plan"]["memory"]
     whole = bytes_of(memory) if memory is not None else target.memory
     room = None if whole is None else whole - target.context
-    fitting = None
+    plans = Plans(config=config, target=target)
+
+    def fits_best() -> int | None:
+        return None if room is None else smallest_accum(plans, room)
+
     try:
-        if room is not None:
-            fitting = smallest_accum(config, target, room)
         if config["accum"] == AUTO:
-            config = {**config, "accum": resolved(config, room, fitting)}
-        found = planned(config, target)
+            config = {**config, "accum": resolved(config, room, fits_best())}
+        found = plans.at(config["accum"])
+        with begun(config, plans, refusal=refusal) as rows:
+            fitting = fits_best()
+            levers = table(rows(), room)
     except UserError:
         raise
     except Exception as error:
@@ -81,8 +101,7 @@ def plan_lines(config: Mapping[str, Any], title: str) -> list[str]:
             LINE.format("memory", fit_words(account.peak_bytes, whole, room)),
             LINE.format("fits best", fitting_words(config, fitting)),
         ]
-    lines += ["  levers", *table(savings(config, target, found, refusal=refusal), room)]
-    return lines
+    return [*lines, "  levers", *levers]
 
 
 def resolved(config: Mapping[str, Any], room: int | None, fitting: int | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,12 +22,13 @@ from runner.door import parser
 from runner.measure.account import MemoryAccount
 from runner.measure.probe import probe
 from runner.plan import main
-from runner.planning import fitting
+from runner.planning import fitting, prediction
 from runner.planning.extrapolated import depths
-from runner.planning.fitting import savings, smallest_accum
+from runner.planning.fitting import Plans, savings, smallest_accum
 from runner.planning.planned import largest_micro_batch, planned
 from runner.planning.prediction import Prediction, predict
 from runner.planning.target import CPU, CUDA, GPUS, target_named
+from runner.planning.traced import trace
 
 SMALL = ("model.width=32", "seq_len=48", "batch=8")
 """Examples of 48 tokens: nothing in the update has that width but what has it for its tokens."""
@@ -212,9 +215,10 @@ def test_the_largest_micro_batch_that_fits_is_the_largest() -> None:
     config, _, _ = composed()
     peaks = {accum: planned({**config, "accum": accum}, CPU).peak_bytes for accum in (1, 2, 4, 8)}
     assert peaks[1] > peaks[2] > peaks[4] > peaks[8]
+    plans = Plans(config=config, target=CPU)
     for accum, peak in peaks.items():
-        assert smallest_accum(config, CPU, peak) == accum
-        assert smallest_accum(config, CPU, peak - 1) == ({1: 2, 2: 4, 4: 8}.get(accum))
+        assert smallest_accum(plans, peak) == accum
+        assert smallest_accum(plans, peak - 1) == ({1: 2, 2: 4, 4: 8}.get(accum))
 
 
 @pytest.fixture
@@ -227,7 +231,7 @@ def few_levers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_of_levers_saves_what_each_lever_alone_saves(few_levers: None) -> None:
     config, _, _ = composed("model.layers=6", "seq_len=64")
     base = planned(config, CPU)
-    rows = {row.words: row for row in savings(config, CPU, base)}
+    rows = {row.words: row for row in savings(config, CPU)}
     alone, _, _ = composed("model.layers=6", "seq_len=64", "memory/checkpointing=full")
     full: Prediction = planned(alone, CPU)
     row = rows["memory/checkpointing=full"]
@@ -238,6 +242,24 @@ def test_the_table_of_levers_saves_what_each_lever_alone_saves(few_levers: None)
     assert rows["memory/checkpointing=budget"].peak is None
     assert "compile=default" in rows["memory/checkpointing=budget"].reason
     assert "memory/checkpointing=none" not in rows
+
+
+def test_a_plan_traces_no_job_twice_and_few_blocks_of_it(
+    few_levers: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a plan costs is what it traces: every job once, at two depths of few blocks."""
+    traced: list[tuple[str, int]] = []
+
+    def noted(config: Any, *more: Any, layers: int, **settings: Any) -> Any:
+        traced.append((json.dumps([config["memory"], config["accum"]]), layers))
+        return trace(config, *more, layers=layers, **settings)
+
+    monkeypatch.setattr(prediction, "trace", noted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})  # all of it in this process
+    assert main([*SMALL, "model.layers=24", "batch=4", "accum=2", "plan.memory=1GiB"]) == 0
+    rows = capsys.readouterr().out.partition("levers\n")[2].count(" work x ")
+    assert len(traced) == len(set(traced)) == 2 * (1 + rows + 1)  # with accum=1, which fits best
+    assert max(layers for _, layers in traced) <= 8
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from runner.measure.live import Event, Life, Log
 
+DEVICE = torch.ops.prim.device.default
 PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 Describe = Callable[[Tensor, str], tuple[str, str]]
@@ -126,7 +127,7 @@ class Storages:
         self._live.clear()
 
     def _follows(self, tensor: Tensor) -> bool:
-        return tensor.layout == torch.strided and tensor.device == self._device
+        return tensor.layout == torch.strided and device_of(tensor) == self._device
 
     def _bytes(self, storage: torch.UntypedStorage) -> int:
         """What an allocator that hands out multiples of `rounding` gives for a storage."""
@@ -168,6 +169,8 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run the operation; a tensor subclass first takes itself apart into plain tensors."""
+        if func is DEVICE:
+            return device_of(args[0])
         if any(kind not in PLAIN and overrides(kind) for kind in types):
             return NotImplemented
         given = kwargs or {}
@@ -179,6 +182,14 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for plain in plain_tensors(tensor):
                 self._storages.born(plain, operation, self._describe)
         return out
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """A tensor's device. A fake one is asked for it directly: it would have to be dispatched, some
+    times for each operation."""
+    if type(tensor) is FakeTensor and not tensor.fake_mode.in_kernel_invocation:
+        return tensor.fake_device
+    return tensor.device
 
 
 def overrides(kind: type) -> bool:

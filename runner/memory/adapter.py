@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.compiling import OFF
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from runner.largest import Largest
+
 KEY = "memory/adapter"
-BASES = ("nf4", "int8", "int4", "bf16")
+BASES = MappingProxyType({"nf4": 4, "int8": 8, "int4": 4, "bf16": 16})
+"""Formats of a frozen base, with their bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,7 @@ class LoRA(Lever):
     """
 
     numerics: ClassVar[Numerics] = "close"
+    libraries: ClassVar[tuple[str, ...]] = ("peft",)
 
     rank: int = 8
     alpha: float = 16.0
@@ -52,6 +57,10 @@ class LoRA(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """The base has neither gradients nor optimizer state."""
         return ("gradients", "optimizer_state")
+
+    def leaves(self, found: Largest) -> float:
+        """Nothing of the base's; those of the adapters are there with every adapter."""
+        return 0.0 if found.kind in LoRA.reduces(self) and ".lora_" not in found.name else 1.0
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """It adapts trained weights, in a recipe that leaves FP32 parameters to AdamW and SGD."""
@@ -77,7 +86,7 @@ class LoRA(Lever):
 
     def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
         """peft must be here."""
-        return absent(KEY, "adapters", "peft")
+        return absent(KEY, "adapters", *self.libraries)
 
     def apply(self, model: nn.Module) -> None:
         """Freezes the model and puts adapters beside its target matrices, in place."""
@@ -130,6 +139,12 @@ class QLoRA(LoRA):
         """The frozen base is stored in fewer bits, besides."""
         return ("parameters", *LoRA.reduces(self))
 
+    def leaves(self, found: Largest) -> float:
+        """The bits of a block's matrix over those of FP32, scales apart."""
+        if found.kind == "parameters" and found.of_a_block and ".lora_" not in found.name:
+            return BASES[self.base] / 32 if len(found.shape) > 1 else 1.0
+        return super().leaves(found)
+
     def _faults(self, job: Mapping[str, Any]) -> Iterator[Fault]:
         yield from super()._faults(job)
         if job["compile"] != OFF:
@@ -142,8 +157,8 @@ class QLoRA(LoRA):
 
     def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
         """So must bitsandbytes, for its format."""
-        kernels = ("bitsandbytes",) if self.base == BASES[0] else ()
-        return absent(KEY, "adapters", "peft", *kernels)
+        kernels = ("bitsandbytes",) if self.base == "nf4" else ()
+        return absent(KEY, "adapters", *self.libraries, *kernels)
 
     def apply(self, model: nn.Module) -> None:
         """Quantizes the blocks' matrices, then as LoRA."""

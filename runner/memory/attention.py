@@ -12,6 +12,8 @@ from runner.contracts import Description, Lever, LiveObjects, Recipe, Seen
 if TYPE_CHECKING:
     import torch
 
+    from runner.largest import Largest
+
 BACKENDS = {
     "math": "MATH",
     "efficient": "EFFICIENT_ATTENTION",
@@ -41,6 +43,10 @@ class Attention(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """Only the kernel of separate products keeps scores; `auto` may take it."""
         return () if self.backend in (AUTO, "math") else ("scores",)
+
+    def leaves(self, found: Largest) -> float:
+        """None of the scores; a mask of the same shape stays."""
+        return 0.0 if found.kind in self.reduces() and found.dtype != "bool" else 1.0
 
     def forward(self) -> AbstractContextManager[Any] | None:
         """Only the chosen kernel may run inside."""

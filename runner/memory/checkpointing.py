@@ -20,6 +20,8 @@ from runner.contracts import Fault, Lever, LiveObjects, Seen
 if TYPE_CHECKING:
     from torch import nn
 
+    from runner.largest import Largest
+
 KEY = "memory/checkpointing"
 
 SAVED = {
@@ -56,6 +58,16 @@ class Blocks(Lever):
         """What the recomputed blocks would have kept."""
         return ("saved_activations", "scores")
 
+    def leaves(self, found: Largest) -> float:
+        """Of what the parts of a block make, the blocks that keep it, and one more where the last
+        is recomputed: its backward pass is the first, when all the others are there. What a
+        block makes itself may be the next one's input, which is kept."""
+        if found.kind not in self.reduces() or not found.of_a_block or found.ends_a_block:
+            return 1.0
+        recomputed = -(-found.layers // self.every)
+        last = (found.layers - 1) % self.every == 0
+        return (found.layers - recomputed + last) / found.layers
+
     def period(self) -> int:
         """One block in `every` is recomputed."""
         return self.every
@@ -88,6 +100,14 @@ class Selective(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """What lies between the operators whose outputs are kept."""
         return ("saved_activations",)
+
+    def leaves(self, found: Largest) -> float:
+        """One block's, of what the parts of all blocks make with other operators."""
+        kept = {name.strip("_") for word in self.save for name in SAVED[word]}
+        inside = found.of_a_block and not found.ends_a_block
+        if found.kind not in self.reduces() or not inside or found.name in kept:
+            return 1.0
+        return 1 / found.layers
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Compiled code consists of other operators than the ones named here."""
@@ -127,6 +147,10 @@ class Budget(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """What the compiler finds cheap to compute again."""
         return ("saved_activations", "scores")
+
+    def leaves(self, found: Largest) -> float:
+        """The share that the compiler is told."""
+        return self.share if found.kind in self.reduces() else 1.0
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Only the compiler has a budget."""

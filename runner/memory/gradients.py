@@ -11,6 +11,8 @@ from runner.contracts import Lever, LiveObjects
 if TYPE_CHECKING:
     import torch
 
+    from runner.largest import Largest
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients(Lever):
@@ -25,6 +27,11 @@ class Gradients(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """Released gradients are not there in the forward pass."""
         return ("gradients",) if self.clear == "none" else ()
+
+    def leaves(self, found: Largest) -> float:
+        """None in the forward pass of an only micro-batch; after a backward pass all are there."""
+        released = found.phase == "forward" and found.accum == 1
+        return 0.0 if found.kind in self.reduces() and released else 1.0
 
     def clear_gradients(self) -> Callable[[torch.optim.Optimizer], None]:
         """Clearing through the optimizer, over all its parameters."""

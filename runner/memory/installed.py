@@ -1,7 +1,10 @@
-"""Whether the library that a lever stands on is installed here. Imports none of them."""
+"""Whether the library that a lever stands on is here, and its import. Imports none of them."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 
@@ -13,3 +16,15 @@ def absent(lever: str, extra: str, *modules: str) -> str | None:
         return None
     needed = " and ".join(missing)
     return f"{lever} needs {needed}, not installed here: pip install 'fullstep[{extra}]'"
+
+
+@contextmanager
+def without_warnings(logger: str) -> Iterator[None]:
+    """Inside, what a library logs below an error is not shown."""
+    found = logging.getLogger(logger)
+    before = found.level
+    found.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        found.setLevel(before)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from runner.largest import Largest
+
 KEY = "memory/loss"
 
 
@@ -55,6 +57,12 @@ class Chunked(Lever):
         """Logits of a chunk are live, not of all tokens."""
         return ("logits",)
 
+    def leaves(self, found: Largest) -> float:
+        """A chunk's, of all positions that the head is applied at."""
+        if found.kind not in self.reduces() or not found.of_logits:
+            return 1.0
+        return min(self.tokens, found.slots) / found.slots
+
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """The number of chunks follows the micro-batch: each would be a graph of its own."""
         return eager_only("chunked", job)
@@ -84,6 +92,14 @@ class Fused(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """Logits of a part of the tokens are live at a time."""
         return ("logits",)
+
+    def leaves(self, found: Largest) -> float:
+        """A chunk's. torch makes chunks whose logits have as many elements as all hidden states,
+        rounded up to a power of two tokens (on CUDA half of that)."""
+        if found.kind not in self.reduces() or not found.of_logits:
+            return 1.0
+        even = -(-found.slots // -(-found.vocab // found.width))
+        return min(1 << (even - 1).bit_length(), found.slots) / found.slots
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """torch runs it eagerly inside compiled code."""

@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchao.optim import AdamW4bit, AdamW8bit
-from torchao.optim.adam import _AdamBase
 
+from runner.memory.installed import without_warnings
 from runner.optimizer import AdamW, parameter_groups
+
+# torchao warns of every library of CUDA kernels that it cannot load; its optimizers use none.
+with without_warnings("torchao"):
+    from torchao.optim import AdamW4bit, AdamW8bit
+    from torchao.optim.adam import _AdamBase
 
 
 class AdamWBf16(_AdamBase):  # type: ignore[misc]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from runner.largest import Largest
+
 KEY = "memory/offload"
 
 
@@ -35,6 +37,11 @@ class Activations(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """They wait in host memory."""
         return ("saved_activations", "scores")
+
+    def leaves(self, found: Largest) -> float:
+        """None of what the blocks save for the micro-batch, if it is large enough."""
+        saved = found.kind in self.reduces() and found.of_a_block and found.of_a_micro_batch
+        return 0.0 if saved and found.bytes >= self.min_bytes else 1.0
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Compiled code and checkpointing keep what they keep by other ways."""

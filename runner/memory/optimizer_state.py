@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from runner.largest import Largest
+
 KEY = "memory/optimizer_state"
 BITS = (16, 8, 4)
+LEAST = 4096
+"""Tensors of fewer elements keep FP32 moments."""
 LARGEST_BETA = 0.99
 """BF16 keeps 8 significant bits: with a larger second beta the second moment, which moves by
 1 - beta of its difference to the squared gradient, would mostly round back to where it was."""
@@ -42,6 +46,7 @@ class LowBit(Lever):
     """
 
     numerics: ClassVar[Numerics] = "close"
+    libraries: ClassVar[tuple[str, ...]] = ("torchao",)
 
     bits: int
 
@@ -52,6 +57,11 @@ class LowBit(Lever):
     def reduces(self) -> Sequence[LiveObjects]:
         """The moments take a half, a quarter or an eighth of their bytes."""
         return ("optimizer_state",)
+
+    def leaves(self, found: Largest) -> float:
+        """The bits of a moment over those of FP32, where the tensor is not too small."""
+        stored = found.kind in self.reduces() and found.elements >= LEAST
+        return self.bits / 32 if stored else 1.0
 
     def conflicts(self, job: Mapping[str, Any]) -> Sequence[Fault]:
         """Only AdamW has these moments."""
@@ -71,7 +81,7 @@ class LowBit(Lever):
 
     def refusal(self, description: Description, recipe: Recipe, device: torch.device) -> str | None:
         """torchao must be here."""
-        return absent(KEY, "lowbit", "torchao")
+        return absent(KEY, "lowbit", *self.libraries)
 
     def optimizer(self) -> OptimizerBuilder:
         """Builds torchao's AdamW with the optimizer part's hyper-parameters."""

@@ -66,6 +66,9 @@ TO_FP32 = frozenset(
 (`AT_FORALL_FP32_SET_OPT_DTYPE`)."""
 
 
+CHANGED = IN_FP32 | TO_FP32
+
+
 class CudaArithmetic(TorchFunctionMode):
     """Runs operations on CPU tensors in the formats, and attention by the kernel, of CUDA."""
 
@@ -77,11 +80,13 @@ class CudaArithmetic(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one call of torch's interface."""
-        given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
-            return attended(func, *args, **given)
-        if name in IN_FP32 | TO_FP32 and torch.is_autocast_enabled("cpu"):
+            return attended(func, *args, **(kwargs or {}))
+        if name not in CHANGED:
+            return func(*args, **(kwargs or {}))
+        given = dict(kwargs or {})
+        if torch.is_autocast_enabled("cpu"):
             if name in IN_FP32:
                 args, given = widened(args), {k: widened(v) for k, v in given.items()}
             elif is_half(args[:1]) and given.get("dtype") is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.documents import Documents
 from runner.contracts import MicroBatch
+from runner.measure.storages import DEVICE, device_of
+from runner.planning.remembered import Remembered, key_of
 
 FUSED = frozenset(f"aten::_fused_{algorithm}_" for algorithm in ("adam", "adamw", "sgd", "adagrad"))
 
@@ -28,8 +30,10 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     count of its steps may be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._mode = mode
+        self._remembered = Remembered()
         self._flag: weakref.ref[Tensor] | None = None
 
     def __torch_dispatch__(
@@ -40,15 +44,27 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run the operation, or answer for it."""
+        if func is DEVICE:
+            return device_of(args[0])
         aten = torch.ops.aten
         if func is aten._local_scalar_dense.default and getattr(args[0], "constant", None) is None:
             flag = self._flag is not None and self._flag() is args[0]
             return 0.0 if flag else 1.0 if args[0].is_floating_point() else 1
         if func._schema.name in FUSED and not func._schema.returns:
             return None
-        out = func(*args, **(kwargs or {}))
+        out = self._run(func, args, kwargs or {})
         if func is aten.rsub.Scalar:  # `1 - finite` is how the step makes its flag
             self._flag = weakref.ref(out)
+        return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        key = key_of(func, args, kwargs)
+        if key is None:
+            return func(*args, **kwargs)
+        out: Any = self._remembered.result(key, self._mode, args)
+        if out is None:
+            out = func(*args, **kwargs)
+            self._remembered.note(key, args, out)
         return out
 
 
@@ -57,20 +73,53 @@ def faking() -> Iterator[FakeTensorMode]:
     """Inside, tensors are fake, modules convert in place and numbers are answered for. The random
     state stays as it was."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.random.fork_rng(devices=[]), converting_in_place(), uncompiled(), mode, Answers():
+    with (
+        torch.random.fork_rng(devices=[]),
+        converting_in_place(),
+        uninitialised(),
+        uncompiled(),
+        mode,
+        Answers(mode),
+    ):
         yield mode
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def uninitialised() -> Iterator[None]:
+    """Leave new tensors as they are, where torch's initialisers would fill them: fake ones have no
+    values."""
+    names = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
+    originals = {name: getattr(nn.init, name) for name in names}
+    for name in names:
+        setattr(nn.init, name, lambda tensor, *settings, **more: tensor)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(nn.init, name, original)
+
+
+def uncompiled() -> AbstractContextManager[None]:
     """Leave functions as they are that a library would have torch compile, one parameter after
     another: fake tensors run none of what would be compiled, and each call would cost a guard."""
+    return compiling_to(lambda found: found)
+
+
+def state_only() -> AbstractContextManager[None]:
+    """Leave out what a library would have torch compile for each parameter in an optimizer's first
+    step, which is there for the state that it makes before."""
+    return compiling_to(lambda found: lambda *args, **settings: None)
+
+
+@contextmanager
+def compiling_to(change: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, `change` stands for torch.compile."""
     original = torch.compile
 
-    def plain(model: Any = None, **settings: Any) -> Any:
-        return model if model is not None else lambda found: found
+    def compile(model: Any = None, **settings: Any) -> Any:
+        return change if model is None else change(model)
 
-    torch.compile = plain
+    torch.compile = compile
     try:
         yield
     finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
@@ -15,9 +17,9 @@ import torch
 from runner.accounting import divisors
 from runner.advice import Option, options
 from runner.config import build, levers_of
-from runner.contracts import UserError
+from runner.contracts import Lever
 from runner.environment import device_bytes
-from runner.planning.planned import attempt, planned
+from runner.planning.planned import attempted, planned
 from runner.planning.prediction import Prediction
 from runner.planning.target import Target, target_of
 from runner.units import bytes_of
@@ -30,10 +32,14 @@ WITHOUT_WEIGHTS = "model.init"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change of a job, as it is typed, and the whole config with it."""
+    """One change of a job, as it is typed, and the whole config with it.
+
+    libraries: large ones that tracing it imports.
+    """
 
     words: str
     config: Mapping[str, Any]
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,100 +64,153 @@ Refusal = Callable[[Option], str | None]
 def changes(
     config: Mapping[str, Any], refusal: Refusal, *, to_run: bool
 ) -> Iterator[Change | Saving]:
-    """Every other option of every lever, and the next accumulation; as a Saving what the rest of
-    the job or the device does not admit. to_run: whether weights to start from must be there."""
+    """Every other option of every lever; as a Saving what the rest of the job or the device does
+    not admit. to_run: whether weights to start from must be there."""
+    pulled = {
+        key: build(n, key=key, allow=config["allow"]) for key, n in levers_of(config["memory"])
+    }
     for option in options():
         if option.node == config["memory"].get(option.group):
             continue
         changed = option.within(config)
-        reason = conflict(changed, to_run=to_run) or refusal(option) or ""
+        levers = {**pulled, f"memory.{option.group}": option.lever}
+        reason = conflict(levers.values(), changed, to_run=to_run) or refusal(option) or ""
         yield (
             Saving(words=option.words, reason=reason)
             if reason
-            else Change(words=option.words, config=changed)
+            else Change(words=option.words, config=changed, libraries=option.lever.libraries)
         )
-    more = [n for n in divisors(config["batch"]) if n > config["accum"]]
-    if more:
-        yield Change(words=f"accum={more[0]}", config={**config, "accum": more[0]})
 
 
-def conflict(changed: Mapping[str, Any], *, to_run: bool) -> str:
-    """Why the job cannot have the option, or nothing."""
-    try:
-        levers = [build(n, key=k, allow=changed["allow"]) for k, n in levers_of(changed["memory"])]
-    except UserError as error:
-        return error.faults[0].allowed
+def conflict(levers: Iterable[Lever], changed: Mapping[str, Any], *, to_run: bool) -> str:
+    """Why the job that is changed cannot have these levers, or nothing."""
     faults = [fault for lever in levers for fault in lever.conflicts(changed)]
     hard = [fault for fault in faults if to_run or fault.key != WITHOUT_WEIGHTS]
     return f"needs {hard[0].next_step}" if hard else ""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plans:
+    """Predictions of a job with one accumulation or another, each traced once."""
+
+    config: Mapping[str, Any]
+    target: Target
+    found: dict[int, Prediction] = field(default_factory=dict)
+
+    def at(self, accum: int) -> Prediction:
+        """The prediction with an accumulation. Raises what planning raises."""
+        if accum not in self.found:
+            self.found[accum] = planned({**self.config, "accum": accum}, self.target)
+        return self.found[accum]
+
+
 def savings(
     config: Mapping[str, Any],
     target: Target,
-    base: Prediction,
     *,
     refusal: Refusal = lambda option: None,
     to_run: bool = False,
     processes: int = PROCESSES,
 ) -> list[Saving]:
-    """What each change would save, most first; what cannot be had last.
+    """What each change would save, most first; what cannot be had last."""
+    plans = Plans(config=config, target=target)
+    with begun(config, plans, refusal=refusal, to_run=to_run, processes=processes) as rows:
+        return rows()
 
-    Traced in processes of their own, forked from this one; here where only one is allowed.
+
+@contextmanager
+def begun(
+    config: Mapping[str, Any],
+    plans: Plans,
+    *,
+    refusal: Refusal,
+    to_run: bool = False,
+    processes: int = PROCESSES,
+) -> Iterator[Callable[[], list[Saving]]]:
+    """Begin to trace what each change of a job would save; yields what waits for the savings.
+
+    Options are traced in processes of their own, forked from this one when it has traced the job
+    as it is, and other accumulations in this one; all of it here where only one is allowed.
     """
+    base = plans.at(config["accum"])
     found = list(changes(config, refusal, to_run=to_run))
     wanted = [change for change in found if isinstance(change, Change)]
-    tried = _attempts(wanted, target, processes)
-    done = [saving_of(c, p, base) for c, p in zip(wanted, tried, strict=True)]
-    done += [saving for saving in found if isinstance(saving, Saving)]
-    return sorted(done, key=lambda saving: (saving.peak is None, -saving.saved))
+    more = [n for n in divisors(config["batch"]) if n > config["accum"]]
+    with forked(min(processes, len(os.sched_getaffinity(0)))) as pool:
+        tried = in_background(wanted, plans.target, pool)
+
+        def rows() -> list[Saving]:
+            pairs = [(f"accum={n}", attempted(partial(plans.at, n))) for n in more[:1]]
+            pairs = [*tried(), *pairs]
+            done = [saving_of(words, prediction, base) for words, prediction in pairs]
+            done += [saving for saving in found if isinstance(saving, Saving)]
+            return sorted(done, key=lambda saving: (saving.peak is None, -saving.saved))
+
+        yield rows
 
 
-def saving_of(change: Change, tried: Prediction | str, base: Prediction) -> Saving:
+def saving_of(words: str, tried: Prediction | str, base: Prediction) -> Saving:
     """The saving of a change that was traced, or why it was not."""
     if isinstance(tried, str):
-        return Saving(words=change.words, reason=tried)
+        return Saving(words=words, reason=tried)
     return Saving(
-        words=change.words,
+        words=words,
         peak=tried.peak_bytes,
         saved=base.peak_bytes - tried.peak_bytes,
         work=tried.flops / base.flops if base.flops else 1.0,
     )
 
 
-def _attempts(wanted: Sequence[Change], target: Target, processes: int) -> list[Prediction | str]:
-    """Tries of all changes, in their order. Options of one lever share a process, which loads
-    what they need once."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for change in wanted:
-        groups.setdefault(change.words.partition("=")[0], []).append(change.config)
-    # The largest groups first, so that none of them is left to the end.
-    order = sorted(groups, key=lambda name: -len(groups[name]))
-    ordered = [groups[name] for name in order]
-    run = partial(_in_turn, target=target)
-    processes = min(processes, len(os.sched_getaffinity(0)), len(groups))
+@contextmanager
+def forked(processes: int) -> Iterator[Executor | None]:
+    """Processes that trace, one thread each; None where there would be only one."""
     if processes < 2:
-        tried = [run(configs) for configs in ordered]
-    else:
-        with ProcessPoolExecutor(
-            processes,
-            mp_context=get_context("fork"),
-            initializer=torch.set_num_threads,
-            initargs=(1,),
-        ) as pool:
-            tried = list(pool.map(run, ordered))
-    found = dict(zip(order, tried, strict=True))
-    return [one for name in groups for one in found[name]]
+        yield None
+        return
+    pool = ProcessPoolExecutor(
+        processes,
+        mp_context=get_context("fork"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def in_background(
+    wanted: Sequence[Change], target: Target, pool: Executor | None
+) -> Callable[[], Iterator[tuple[str, Prediction | str]]]:
+    """Begin to try all changes; returns what waits for the tries, by their words, in the order of
+    the changes.
+
+    Changes that import the same large libraries share a process, which imports them once, and
+    begin first, since they take longest.
+    """
+    tasks: dict[Any, list[Change]] = {}
+    for change in wanted:
+        tasks.setdefault(change.libraries or change.words, []).append(change)
+    order = sorted(tasks.values(), key=lambda task: not task[0].libraries)
+    run = partial(_in_turn, target=target)
+    configs = [[change.config for change in task] for task in order]
+    results = (pool.map if pool else map)(run, configs)
+
+    def tried() -> Iterator[tuple[str, Prediction | str]]:
+        words = [change.words for task in order for change in task]
+        found = dict(zip(words, chain.from_iterable(results), strict=True))
+        return ((change.words, found[change.words]) for change in wanted)
+
+    return tried
 
 
 def _in_turn(configs: Sequence[Mapping[str, Any]], target: Target) -> list[Prediction | str]:
-    return [attempt(config, target) for config in configs]
+    return [attempted(partial(planned, config, target)) for config in configs]
 
 
 def enough(config: Mapping[str, Any], target: Target, room: int, refusal: Refusal) -> list[Saving]:
     """The changes with which the job would fit into `room` bytes, least work first."""
-    base = planned(config, target)
-    rows = savings(config, target, base, refusal=refusal, to_run=True, processes=1)
+    rows = savings(config, target, refusal=refusal, to_run=True, processes=1)
     fit = [row for row in rows if row.peak is not None and row.peak <= room and row.saved > 0]
     return sorted(fit, key=lambda row: (row.work, -row.saved))
 
@@ -167,15 +226,14 @@ def room_of(limit: str | None, device: torch.device) -> int:
 # --- micro-batches ----------------------------------------------------------------------------
 
 
-def smallest_accum(config: Mapping[str, Any], target: Target, room: int) -> int | None:
+def smallest_accum(plans: Plans, room: int) -> int | None:
     """The smallest accumulation, that is the largest micro-batch, whose peak is within `room`
     bytes; None where not even one example fits. The global batch stays what it is.
 
     Raises what planning raises.
     """
-    return smallest(
-        divisors(config["batch"]), lambda accum: needs({**config, "accum": accum}, target), room
-    )
+    accums = divisors(plans.config["batch"])
+    return smallest(accums, lambda accum: plans.at(accum).peak_bytes, room)
 
 
 def smallest(accums: Sequence[int], peak: Callable[[int], int], room: int) -> int | None:
@@ -188,8 +246,3 @@ def smallest(accums: Sequence[int], peak: Callable[[int], int], room: int) -> in
         else:
             low = middle + 1
     return accums[low] if low < len(accums) else None
-
-
-def needs(config: Mapping[str, Any], target: Target) -> int:
-    """Peak bytes of a job on a target."""
-    return planned(config, target).peak_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,10 +35,10 @@ def planned(config: Mapping[str, Any], target: Target) -> Prediction:
     return predict(config, parts, [micro], target=target, held=accum > 1, times=accum)
 
 
-def attempt(config: Mapping[str, Any], target: Target) -> Prediction | str:
-    """As `planned`, or why it could not be done; for a table that goes on."""
+def attempted(plan: Callable[[], Prediction]) -> Prediction | str:
+    """A plan, or why it could not be made; for a table that goes on."""
     try:
-        return planned(config, target)
+        return plan()
     except UserError as error:
         return error.faults[0].allowed
     except Exception as error:

@@ -18,7 +18,7 @@ from runner.measure.derive import category
 from runner.measure.evidence import Watch
 from runner.measure.live import Event, Log
 from runner.planning.arithmetic import CudaArithmetic, again
-from runner.planning.faked import fake_micro_batch, faking
+from runner.planning.faked import fake_micro_batch, faking, state_only
 from runner.planning.target import Target
 from runner.step import Training, measured_update
 
@@ -105,7 +105,8 @@ def fake_training(config: Mapping[str, Any], parts: Parts, target: Target) -> Tr
     training.objective = OfOne()
     for parameter in training.parameters:
         parameter.grad = torch.empty_like(parameter)
-    training.optimizer.step()
+    with state_only():
+        training.optimizer.step()
     # The gradients stay, as the update before leaves them.
     return training
 
