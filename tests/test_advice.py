@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from runner.advice import largest_of, options, recipes_against, smaller_with
+from runner.advice import largest_of, node_of, options, recipes_against, smaller_with
 from runner.assemble import lacking
 from runner.checks import build_parts
 from runner.compose import command_of
+from runner.config import conf_dir
 from runner.door import parser
 from runner.largest import Largest
 from runner.measure.live import LiveObject, MemoryAccount
@@ -29,9 +32,23 @@ MATRIX = {"kind": "parameters", "name": "blocks.0.mlp.up.weight", "shape": (256,
 
 
 @cache
+def composed() -> Any:
+    args = parser().parse_args(["device=cpu"])
+    return command_of(args, Path.cwd(), to_run=False).jobs[0].config
+
+
 def job(*words: str) -> Any:
-    args = parser().parse_args(["device=cpu", *words])
-    return dict(command_of(args, Path.cwd(), to_run=False).jobs[0].config)
+    """The default job with these overrides, put in without Hydra: it takes longer than the rest."""
+    config = deepcopy(dict(composed()))
+    for word in words:
+        key, _, value = word.partition("=")
+        *path, name = key.replace("/", ".").split(".")
+        place = config
+        for level in path:
+            place = place[level]
+        option = conf_dir() / key / f"{value}.yaml"
+        place[name] = node_of(option) if option.exists() else yaml.safe_load(value)
+    return config
 
 
 def lacks(recipe: Any) -> str | None:

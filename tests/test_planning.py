@@ -144,6 +144,17 @@ def test_a_prediction_leaves_the_random_state_and_the_real_modules_alone() -> No
     assert torch.nn.Module._apply is apply
 
 
+def test_a_prediction_leaves_the_values_of_eight_bit_moments_alone() -> None:
+    """torchao works them out once and keeps them: the run that follows computes with them."""
+    from torchao.optim import subclass_8bit
+
+    subclass_8bit.get_qmap_signed.cache_clear()
+    config, parts, micros = composed("memory/optimizer_state=8bit", "model.layers=1")
+    predict(config, parts, micros, target=CPU)
+    table = subclass_8bit.get_qmap_signed()
+    assert len(set(table)) == 256 and max(table) == 1 and -1 < min(table) < -0.9
+
+
 # --- a GPU that is not there ------------------------------------------------------------------
 
 

@@ -18,13 +18,20 @@ def absent(lever: str, extra: str, *modules: str) -> str | None:
     return f"{lever} needs {needed}, not installed here: pip install 'fullstep[{extra}]'"
 
 
+WARNING = ("torchao", "torch.utils._pytree")
+"""Loggers of what loading torchao warns of: libraries of CUDA kernels that cannot be loaded, and
+its own use of torch. Neither matters to a lever, which uses none of these."""
+
+
 @contextmanager
-def without_warnings(logger: str) -> Iterator[None]:
-    """Inside, what a library logs below an error is not shown."""
-    found = logging.getLogger(logger)
-    before = found.level
-    found.setLevel(logging.ERROR)
+def loading_torchao() -> Iterator[None]:
+    """Inside, torchao is imported, or a library that imports it, without its warnings."""
+    loggers = [logging.getLogger(name) for name in WARNING]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        found.setLevel(before)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from runner.memory.installed import without_warnings
+from runner.memory.installed import loading_torchao
 from runner.optimizer import AdamW, parameter_groups
 
-# torchao warns of every library of CUDA kernels that it cannot load; its optimizers use none.
-with without_warnings("torchao"):
-    from torchao.optim import AdamW4bit, AdamW8bit
+with loading_torchao():
+    from torchao.optim import AdamW4bit, AdamW8bit, subclass_4bit, subclass_8bit
     from torchao.optim.adam import _AdamBase
 
 
@@ -49,6 +49,7 @@ def low_bit_adamw(part: AdamW, model: nn.Module, bits: int) -> torch.optim.Optim
     torchao compiles the update of each tensor; unless the part asks for that it runs eagerly,
     which needs no C++ compiler.
     """
+    make_tables()
     optimizer = CLASSES[bits](
         parameter_groups(model, part.weight_decay),
         lr=part.lr,
@@ -59,6 +60,16 @@ def low_bit_adamw(part: AdamW, model: nn.Module, bits: int) -> torch.optim.Optim
     if part.implementation != "compiled":
         optimizer.step = eager(optimizer.step)  # type: ignore[assignment]
     return optimizer
+
+
+def make_tables() -> None:
+    """Have torchao make the values that its codes stand for, which it keeps for good, of real
+    numbers: made while a job is predicted on fake tensors they would be wrong for the job itself.
+    """
+    with unset_fake_temporarily():
+        for library in (subclass_4bit, subclass_8bit):
+            library.get_qmap_signed()
+            library.get_qmap_unsigned()
 
 
 def eager(step: Callable[[], Any]) -> Callable[[], Any]:

@@ -8,8 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -17,7 +15,12 @@ from models.description import Description as Shapes
 from runner.contracts import Description, Fault, UserError
 from runner.memory.adapter import LoRA
 from runner.memory.frozen import FrozenLinear
+from runner.memory.installed import loading_torchao
 from runner.weights import unique_tensors
+
+with loading_torchao():
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
 
 NAME = "default"
 """peft's name of the only adapter."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.documents import Documents
@@ -47,7 +47,7 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is DEVICE:
             return device_of(args[0])
         aten = torch.ops.aten
-        if func is aten._local_scalar_dense.default and getattr(args[0], "constant", None) is None:
+        if func is aten._local_scalar_dense.default and unknown(args[0]):
             flag = self._flag is not None and self._flag() is args[0]
             return 0.0 if flag else 1.0 if args[0].is_floating_point() else 1
         if func._schema.name in FUSED and not func._schema.returns:
@@ -68,6 +68,11 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+def unknown(number: Tensor) -> bool:
+    """Whether a tensor is fake and torch does not know its value."""
+    return isinstance(number, FakeTensor) and number.constant is None
+
+
 @contextmanager
 def faking() -> Iterator[FakeTensorMode]:
     """Inside, tensors are fake, modules convert in place and numbers are answered for. The random
@@ -76,27 +81,11 @@ def faking() -> Iterator[FakeTensorMode]:
     with (
         torch.random.fork_rng(devices=[]),
         converting_in_place(),
-        uninitialised(),
         uncompiled(),
         mode,
         Answers(mode),
     ):
         yield mode
-
-
-@contextmanager
-def uninitialised() -> Iterator[None]:
-    """Leave new tensors as they are, where torch's initialisers would fill them: fake ones have no
-    values."""
-    names = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
-    originals = {name: getattr(nn.init, name) for name in names}
-    for name in names:
-        setattr(nn.init, name, lambda tensor, *settings, **more: tensor)
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(nn.init, name, original)
 
 
 def uncompiled() -> AbstractContextManager[None]:
