@@ -150,7 +150,7 @@ def unigram_entropy(counts: Mapping[int, int]) -> float:
     """Entropy in nats of the empirical distribution of target tokens: the loss of the best
     predictor that looks at no context."""
     total = sum(counts.values())
-    return -sum(n / total * math.log(n / total) for n in counts.values() if n)
+    return sum(n / total * math.log(total / n) for n in counts.values() if n)
 
 
 # --- work -------------------------------------------------------------------------------------

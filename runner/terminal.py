@@ -314,9 +314,18 @@ def _loss_line(record: RunRecord) -> str:
         window = min(accounting.TRAIN_LOSS_WINDOW, applied)
         words.append(f"train {record.summary['train_loss']:.4f} (last {window} updates)")
     if found.get("before") is not None and found.get("last") is not None:
-        words.append(f"held-out {found['before']:.4f} -> {found['last']:.4f} nats")
+        words.append(_held_out(found, record.summary.get("updates_applied")))
         words.append(f"unigram entropy {found['unigram_entropy']:.4f}")
     return " · ".join(words)
+
+
+def _held_out(found: Mapping[str, Any], applied: float | None) -> str:
+    """From where to where; a run that ended early says which weights the last loss is of."""
+    before, last, at = found["before"], found["last"], found.get("last_update")
+    if at == 0:
+        return f"held-out {before:.4f} nats before training, not evaluated again"
+    early = at is not None and applied is not None and at < applied
+    return f"held-out {before:.4f} -> {last:.4f} nats{f' after update {at}' if early else ''}"
 
 
 def _data_line(record: RunRecord) -> str:

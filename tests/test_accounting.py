@@ -140,6 +140,10 @@ def test_unigram_entropy_of_a_fair_and_a_biased_coin() -> None:
     assert unigram_entropy({0: 3, 1: 1, 2: 0}) == pytest.approx(expected)
 
 
+def test_the_entropy_of_a_single_target_is_zero_and_not_minus_zero() -> None:
+    assert f"{unigram_entropy({7: 3}):.4f}" == "0.0000"
+
+
 def test_causal_pairs_of_two_documents() -> None:
     assert causal_pairs([3, 2]) == 6 + 3
 

@@ -223,6 +223,17 @@ def test_a_split_without_a_usable_example_is_refused_with_counts(
     assert list(tmp_path.glob("made-*")) == []
 
 
+def test_rows_that_lost_every_target_are_not_said_to_be_dropped_before_they_are_counted(
+    tmp_path: Path,
+) -> None:
+    rows = [Text(prompt=f"{i} a prompt beyond the limit", completion="answer") for i in range(3)]
+    with pytest.raises(UserError) as raised:
+        load(collect(rows), tmp_path, seq_len=2)
+    (fault,) = raised.value.faults
+    words = "3 rows after dropping {}, 3 examples without a target, 0 usable for train, 0 usable"
+    assert words in fault.given
+
+
 def test_a_limit_without_room_for_a_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seq_len: given 1; allowed: 2 or more"):
         load(never, tmp_path, seq_len=1)

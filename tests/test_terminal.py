@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from runner.contracts import Fault
 from runner.forwarding.runs import is_timed
 from runner.numerics import summed_up
@@ -80,6 +82,20 @@ def test_the_summary_says_everything_at_a_glance() -> None:
     assert "held-out 5.0000 -> 2.0000 nats" in lines["loss"]
     assert lines["updates"] == "7 applied of 8 attempted · 1 skipped"
     assert lines["look next"] == "update: skips: 1 skipped; look"
+
+
+@pytest.mark.parametrize(
+    ("last_update", "words"),
+    [
+        (7, "held-out 5.0000 -> 2.0000 nats ·"),
+        (4, "held-out 5.0000 -> 2.0000 nats after update 4 ·"),
+        (0, "held-out 5.0000 nats before training, not evaluated again ·"),
+    ],
+)
+def test_a_held_out_loss_of_earlier_weights_is_not_shown_as_the_last(
+    last_update: int, words: str
+) -> None:
+    assert words in lines_of(evaluation={**WHOLE.evaluation, "last_update": last_update})["loss"]
 
 
 def test_what_is_unknown_is_left_out_or_said_never_zero() -> None:

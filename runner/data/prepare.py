@@ -138,7 +138,11 @@ def check_usable(tally: Tally, usable: Mapping[Split, int], options: Options) ->
     if all(usable.values()):
         return
     found = ", ".join(f"{count} usable for {split}" for split, count in usable.items())
-    dropped = {reason: count for reason, count in tally.dropped.items() if count}
+    # Examples without a target are among those of the counted rows: they were not dropped before.
+    lost = tally.dropped["no_targets"]
+    if lost:
+        found = f"{lost} examples without a target, {found}"
+    dropped = {k: count for k, count in tally.dropped.items() if count and k != "no_targets"}
     raise UserError(
         Fault(
             key="data",
