@@ -100,10 +100,10 @@ def _guarded(run: Run, stop: Callable[[], bool]) -> tuple[str, str]:
 def looks_of(job: Job, probes: Sequence[Sequence[MicroBatch]]) -> Looks | None:
     """The looks at numerics that the job asks for."""
     every = job.config["numerics"]["every"]
-    micro = next((m for micros in probes for m in micros if m.counts.useful), None)
-    if every is None or micro is None:
+    micros = next((micros for micros in probes if any(m.counts.useful for m in micros)), None)
+    if every is None or micros is None:
         return None
-    return Looks(training=job.training, recipe=job.parts.precision, micro=micro, every=every)
+    return Looks(training=job.training, recipe=job.parts.precision, micros=micros, every=every)
 
 
 def limit_memory(run: Run, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from runner.compose import command_of
 from runner.door import parser
@@ -120,8 +121,8 @@ def test_only_what_is_clamped_counts_as_saturated_not_what_is_rounded_down() -> 
 
 def looked(*words: str) -> dict[str, float]:
     job, _ = job_of("accum=2", "model.layers=2", *words)
-    micro = job.feed.probes(2)[-1][0]
-    looks = Looks(training=job.training, recipe=job.parts.precision, micro=micro, every=1)
+    micros = job.feed.probes(2)[-1]
+    looks = Looks(training=job.training, recipe=job.parts.precision, micros=micros, every=1)
     before = looks.before()
     for tensor in job.training.trained.values():
         tensor.grad = torch.ones_like(tensor)
@@ -156,6 +157,30 @@ def test_delayed_scaling_states_how_far_its_prediction_was_off() -> None:
 def test_ranges_are_stated_for_sixteen_bit_gradients_only() -> None:
     assert "underflow_share" in looked("precision=bf16")
     assert "underflow_share" not in looked("precision=mxfp8")
+
+
+def test_a_look_divides_its_micro_batch_by_the_targets_of_the_whole_update() -> None:
+    """As the update does: by its own targets alone it would be `accum` times as large, and less
+    of it would underflow."""
+    job, _ = job_of("accum=2", "model.layers=2", "precision=fp16")
+    training, micros = job.training, job.feed.probes(2)[-1]
+    assert training.scaler is not None
+    training.scaler.scale.fill_(2.0**-12)
+    looks = Looks(training=training, recipe=job.parts.precision, micros=micros, every=1)
+    found = looks.take(looks.before())["underflow_share"]
+    model, shares = training.model, []
+    for used in (micros, micros[:1]):
+        hidden = model.hidden(micros[0].input_ids, micros[0].positions, micros[0].segments)  # type: ignore
+        logits = (hidden @ model.head_weight.t()).flatten(0, 1)  # type: ignore
+        loss = F.cross_entropy(logits, micros[0].targets.flatten(), reduction="sum")
+        gradients = torch.autograd.grad(
+            loss / sum(m.counts.useful for m in used), training.parameters
+        )
+        sizes = torch.cat([g.flatten() for g in gradients]).abs()
+        small = (sizes > 0) & (sizes * 2.0**-12 <= 2.0**-25)
+        shares.append(float(small.sum() / (sizes > 0).sum()))
+    assert found == pytest.approx(shares[0], abs=1e-3)
+    assert shares[0] > 1.5 * shares[1]
 
 
 def test_the_glossary_names_every_curve_of_a_look() -> None:

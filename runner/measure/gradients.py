@@ -91,11 +91,13 @@ def gradient_probe(
 ) -> GradientProbe:
     """Gradients of one micro-batch by the recipe and by FP32, at the weights that are there.
 
-    Without dropout, and without a trace in gradients or optimizer; what a recipe remembers from
+    micros: of one update, by whose whole denominator the loss of the first of them that has a
+    target is divided, as in that update: another divisor would be another gradient to a narrow
+    format. Without dropout, and without a trace in gradients or optimizer; what a recipe remembers from
     tensor to tensor, such as a history of scales, is for the caller to put back.
     """
-    micro = to_device(micros[0], training.device)
-    divisor = training.objective.denominator(micros[:1]) or 1.0
+    micro = to_device(one_of(micros), training.device)
+    divisor = training.objective.denominator(micros) or 1.0
     scale = float(training.scaler.scale) if training.scaler else 1.0
     with eagerly(), exact(training.model, recipe):
         reference = _gradients(training, micro, 1.0 / divisor)
@@ -117,11 +119,19 @@ def gradient_probe(
     )
 
 
-def fp32_gradients(training: Training, recipe: Recipe, micro: MicroBatch) -> dict[str, Tensor]:
-    """The unscaled FP32 gradient of a micro-batch by parameter, at the weights that are there."""
-    divisor = training.objective.denominator([micro]) or 1.0
+def fp32_gradients(
+    training: Training, recipe: Recipe, micros: Sequence[MicroBatch]
+) -> dict[str, Tensor]:
+    """The unscaled FP32 gradient of the same micro-batch and divisor as in `gradient_probe`, by
+    parameter, at the weights that are there."""
+    divisor = training.objective.denominator(micros) or 1.0
     with eagerly(), exact(training.model, recipe):
-        return _gradients(training, to_device(micro, training.device), 1.0 / divisor)[1]
+        return _gradients(training, to_device(one_of(micros), training.device), 1.0 / divisor)[1]
+
+
+def one_of(micros: Sequence[MicroBatch]) -> MicroBatch:
+    """The first micro-batch of an update that has a target."""
+    return next((micro for micro in micros if micro.counts.useful), micros[0])
 
 
 def measured_gradients(

@@ -144,11 +144,15 @@ class Roundings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Looks:
-    """Takes a look at a training after every `every` applied updates, on one micro-batch."""
+    """Takes a look at a training after every `every` applied updates, on one micro-batch.
+
+    micros: of one update, whose denominator divides the loss of the one that is looked at: a
+    gradient is as small as the update's share of it, and underflows as that does.
+    """
 
     training: Training
     recipe: Recipe
-    micro: MicroBatch
+    micros: Sequence[MicroBatch]
     every: int
 
     def due(self, update: int) -> bool:
@@ -170,7 +174,7 @@ class Looks:
             if form is not None:
                 figures |= self._ranges(form)
             with roundings.watching(self.training.model):
-                found = gradient_probe(self.training, self.recipe, [self.micro])
+                found = gradient_probe(self.training, self.recipe, self.micros)
             figures |= amax_errors(self.training.model)
         figures |= roundings.values()
         probed = {
@@ -183,7 +187,7 @@ class Looks:
 
     def _ranges(self, form: Format) -> dict[str, float]:
         scale = float(self.training.scaler.scale) if self.training.scaler else 1.0
-        exact = fp32_gradients(self.training, self.recipe, self.micro)
+        exact = fp32_gradients(self.training, self.recipe, self.micros)
         under, over = beyond_range(list(exact.values()), form, scale)
         return {"underflow_share": under, "overflow_share": over}
 
