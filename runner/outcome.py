@@ -24,7 +24,7 @@ from runner.forwarding.runs import is_timed
 from runner.loop import Loop
 from runner.measure.account import MemoryAccount
 from runner.measure.allocator import allocated, exceeded
-from runner.measure.clock import mark_cost
+from runner.measure.clock import mark_cost, marks_per_update
 from runner.measure.gradients import GradientProbe
 from runner.measure.peaks import peak_bytes_per_s, peak_flops_per_s
 from runner.measure.probe import Trained
@@ -439,8 +439,7 @@ def evidence_of(run: Run) -> dict[str, Any]:
         if not run.emulated:
             note("loop_wall_s", loop.wall_s, "observed")
             note("sum_of_steps_s", steps, "observed")
-            marks = 4 + 3 * (run.config["accum"])
-            note("marks_per_update", marks, "declared")
+            note("marks_per_update", marks_per_update(run.config["accum"]), "declared")
             note("mark_s", mark_cost(job.device), "observed")
         scales = [r.loss_scale for r in loop.records if r.loss_scale is not None]
         if scales:

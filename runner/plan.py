@@ -155,22 +155,27 @@ def work_words(config: Mapping[str, Any], flops: int, target: Any) -> str:
 
 def least_seconds(config: Mapping[str, Any], target: Any) -> float | None:
     """A lower bound of an update's time: its model FLOPs at the peak rate, and then reading and
-    writing parameters and moments once at the peak bandwidth. None where a rate is not known."""
+    writing parameters and moments once at the peak bandwidth. None where a rate is not known.
+
+    Beside adapters, matrices get no gradient; what the adapters themselves need is left out.
+    """
     parts = build_parts(config)
     shapes = parts.model.describe()
     rate: float | None = target.flops_per_s(parts.precision.formats["compute"])
     bandwidth: float | None = target.bytes_per_s()
     if rate is None or bandwidth is None:
         return None
+    freezes = any(getattr(lever, "freezes", False) for lever in parts.levers.values())
+    frozen = shapes.matmul_params if freezes else shapes.frozen_matmul_params
     flops = model_flops(
         matmul_params=shapes.matmul_params,
         layers=shapes.layers,
         heads=shapes.heads,
         head_width=shapes.head_width,
         lengths=[config["seq_len"]] * config["batch"],
-        frozen_params=shapes.frozen_matmul_params,
+        frozen_params=frozen,
     )
-    trained = shapes.params - shapes.frozen_matmul_params
+    trained = 0 if freezes else shapes.params - frozen
     least = 2 * trained  # two bytes a weight, the least that any recipe keeps; no moments
     moved = optimizer_traffic(parameters=least, gradients=least, moments=0)
     return flops / rate + moved / bandwidth

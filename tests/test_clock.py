@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from runner.measure import clock as clock_module
-from runner.measure.clock import CudaClock, HostClock, mark_cost, spent
+from runner.measure.clock import CudaClock, HostClock, mark_cost, marks_per_update, spent
+from runner.step import measured_update
+from tests.support import examples, padded, tiny_gpt, training_of
 
 
 def test_an_interval_belongs_to_the_phase_entered_at_its_start() -> None:
@@ -98,3 +100,12 @@ def test_device_time_is_taken_from_events_and_waits_only_when_read(
 @pytest.mark.timing
 def test_a_mark_costs_microseconds() -> None:
     assert 0 < mark_cost(torch.device("cpu")) < 1e-4
+
+
+def test_the_marks_of_an_update_are_as_many_as_are_stated() -> None:
+    """Each stands for one reading of the time, the one that ends the update before included."""
+    training, micros, clock = training_of(tiny_gpt()), padded(examples(5, 6, 7), 1), HostClock()
+    clock.start("other")
+    measured_update(training, lambda: micros, clock)
+    closed = clock.stop()
+    assert closed is not None and len(closed.phases) == marks_per_update(len(micros)) == 14

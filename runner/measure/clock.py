@@ -137,6 +137,12 @@ def clock_for(device: torch.device) -> HostClock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
+def marks_per_update(micro_batches: int) -> int:
+    """Marks of one update: the boundary, data, clearing, transfer, forward and backward of each
+    micro-batch, the parameters' update, and the loop's own rest."""
+    return 5 + 3 * micro_batches
+
+
 def mark_cost(device: torch.device, marks: int = 200) -> float:
     """Median seconds that one mark costs the host, measured now on a clock of its own."""
     clock = clock_for(device)

@@ -91,10 +91,10 @@ def gradient_probe(
 ) -> GradientProbe:
     """Gradients of one micro-batch by the recipe and by FP32, at the weights that are there.
 
-    micros: of one update, by whose whole denominator the loss of the first of them that has a
-    target is divided, as in that update: another divisor would be another gradient to a narrow
-    format. Without dropout, and without a trace in gradients or optimizer; what a recipe remembers from
-    tensor to tensor, such as a history of scales, is for the caller to put back.
+    micros: of one update; the first of them that has a target is taken, and its loss divided by
+    the denominator of all, as in that update: another divisor would be another gradient to a
+    narrow format. Without dropout, and without a trace in gradients or optimizer; what a recipe
+    remembers from tensor to tensor, such as a history of scales, is for the caller to put back.
     """
     micro = to_device(one_of(micros), training.device)
     divisor = training.objective.denominator(micros) or 1.0

@@ -38,6 +38,7 @@ class LoRA(Lever):
 
     numerics: ClassVar[Numerics] = "close"
     libraries: ClassVar[tuple[str, ...]] = ("peft",)
+    freezes: ClassVar[bool] = True  # every matrix that was there: it gets no gradient
 
     rank: int = 8
     alpha: float = 16.0
