@@ -36,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output, `head` say, has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        # Jobs turn it into a request themselves; here none runs, and nothing can be learnt from
+        # where exactly the command was.
+        print("interrupted while no job ran", file=sys.stderr)
+        return 130
     except UserError as error:
         from runner.terminal import print_faults
 

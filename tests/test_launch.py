@@ -6,6 +6,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from runner.__main__ import main
 from runner.compose import command_of
 from runner.door import parser
 from runner.launch import Session, bare_record, claim, run_job
@@ -40,3 +43,15 @@ def test_a_record_that_cannot_be_written_is_still_told(tmp_path: Path) -> None:
     assert record.message == (
         "the worker ended by SIGKILL; its record cannot be written: Is a directory"
     )
+
+
+def test_an_interrupt_before_the_first_job_is_one_line_and_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("runner.running.run", interrupted)
+    monkeypatch.setattr("runner.compose.command_of", lambda *_: None)
+    assert main(["seed=3"]) == 130
+    assert capsys.readouterr().err == "interrupted while no job ran\n"

@@ -59,8 +59,8 @@ def _learning(comparison: Comparison) -> Sequence[Plot]:
         ),
         Plot(
             title="Loss by update",
-            caption="Training loss over the last 20 updates, weighted by useful tokens. Bands hold "
-            "all seeds; the scale leaves out the first fall.",
+            caption="Training loss over the last 20 updates (all of a shorter run), weighted by "
+            "useful tokens. Bands hold all seeds; the scale leaves out the first fall.",
             draw=loss_plots.by_update,
         ),
         Plot(
