@@ -138,7 +138,7 @@ def rule(comparison: Comparison) -> str:
     wanted = comparison.quality
     return (
         f"passed: held-out loss at most {wanted.margin:g} nats above the baseline's, at "
-        f"{wanted.confidence:.0%} confidence over seeds (one-sided bound; intervals are two-sided); "
+        f"{wanted.confidence:.0%} confidence over seeds (one-sided; intervals two-sided); "
         f"a win: passed, interval clear of 1, and at least {wanted.min_effect:.0%}"
     )
 
