@@ -14,7 +14,7 @@ from runner.assemble import Job, assemble, feed_of, planned_updates
 from runner.checks import AUTO, Parts
 from runner.contracts import Corpus
 from runner.measure.probe import probe
-from runner.outcome import Run
+from runner.outcome.run import Run
 from runner.planning.fitting import room_of, smallest
 from runner.planning.prediction import predict
 from runner.planning.target import target_of

@@ -255,7 +255,7 @@ def _memory_line(record: RunRecord) -> str:
     predicted = record.memory.get("predicted")
     if predicted:
         error = record.memory.get("prediction_error")
-        beside = "" if error is None else f" ({error:+.1%})"
+        beside = "" if error is None else f" ({error:+z.1%})"
         words.append(f"predicted {human_bytes(predicted['peak_bytes'])}{beside}")
     elif record.memory.get("not_predicted"):
         words.append(f"not predicted: {record.memory['not_predicted']}")

@@ -45,7 +45,9 @@ from runner.measure.looks import Looks
 from runner.measure.probe import probe
 from runner.measure.profiling import UPDATES, record_timeline
 from runner.measure.shortage import MemoryLimit, account_of_a_part
-from runner.outcome import Run, record_of, ridge_of
+from runner.outcome.record import record_of
+from runner.outcome.run import Run
+from runner.outcome.work import ridge_of
 from runner.precision.controls import drift, set_controls
 from runner.precision.conversion import conversion_of, converted_flops
 from runner.records import JOURNAL

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner import environment, loop, outcome, worker
+from runner import environment, loop, worker
 from runner.compose import command_of
 from runner.contracts import MicroBatch
 from runner.door import parser
@@ -34,7 +34,8 @@ from runner.measure.allocator import (
 )
 from runner.measure.clock import HostClock
 from runner.optimizer import Sgd
-from runner.outcome import Run
+from runner.outcome.memory import beside_account, memory_figures, memory_of
+from runner.outcome.run import Run
 from runner.records import RunRecord, UpdateRecord, read_journal, updates_of
 from runner.running import run
 from runner.step import Outcome, Phases, Training
@@ -201,7 +202,7 @@ def test_the_record_and_the_summary_say_what_the_account_does_not_explain(tmp_pa
              over_account=500)
     ])  # fmt: skip
     known.in_use["before"] = {"allocated_bytes": 0}
-    found = outcome.beside_account(known)
+    found = beside_account(known)
     assert found["account_exceeded"] == {
         "updates": 1, "of": 1, "largest_bytes": 500, "largest_share": 0.5, "explained": False,
         "allowed": 0.03,
@@ -209,7 +210,7 @@ def test_the_record_and_the_summary_say_what_the_account_does_not_explain(tmp_pa
     assert found["allocator"]["unfilled_bytes"] == 500
     assert found["device"] == {"before": {"allocated_bytes": 0}}
     known.device = GPU
-    figures = outcome.memory_figures(known)
+    figures = memory_figures(known)
     assert figures["account_exceeded_updates"] == 1
     assert figures["allocator_retries"] == 2
     assert figures["unfilled_bytes"] == 500
@@ -218,11 +219,11 @@ def test_the_record_and_the_summary_say_what_the_account_does_not_explain(tmp_pa
 def test_a_compiled_run_says_why_it_has_no_account(tmp_path: Path) -> None:
     known = Run(folder=tmp_path, ticket={"config": {"compile": "default"}})
     known.job = SimpleNamespace()  # type: ignore[assignment]
-    found = outcome.memory_of(known)
+    found = memory_of(known)
     assert list(found) == ["not_accounted"]
     assert "compiled code has no memory account" in found["not_accounted"]
     known.ticket = {"config": {"compile": "off"}}
-    assert outcome.memory_of(known) == {}
+    assert memory_of(known) == {}
 
 
 # --- in the loop ------------------------------------------------------------------------------

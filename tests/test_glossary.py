@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runner import outcome
 from runner.contracts import Counts
 from runner.forwarding.curves import NONFINITE, NUMERICS, Curves, values_of
 from runner.forwarding.runs import is_timed
+from runner.outcome import summary
+from runner.outcome.memory import memory_figures
 from runner.records import PHASES, RunRecord, UpdateRecord
 from runner.worker import run_folder
 from tests.test_cli import folders, parent_and_children
@@ -132,7 +133,7 @@ def test_a_device_s_peak_and_allocator_add_the_figures_that_the_page_says(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A known peak and CUDA's records stand in for a device that this test need not have."""
-    monkeypatch.setattr(outcome, "peak_flops_per_s", lambda name, compute: 1e9)
+    monkeypatch.setattr(summary, "peak_flops_per_s", lambda name, compute: 1e9)
     shutil.copy(folders(sweep)[1] / "job.yaml", tmp_path)  # FP16: it has a probe
     assert run_folder(tmp_path, lambda: False) == "ok"
     record = RunRecord.read(tmp_path)
@@ -142,7 +143,7 @@ def test_a_device_s_peak_and_allocator_add_the_figures_that_the_page_says(
         account=SimpleNamespace(peak_bytes=5),
         device=torch.device("cuda", 0),
     )
-    cuda = outcome.memory_figures(run)
+    cuda = memory_figures(run)
     assert cuda == {
         "peak_allocated_bytes": 5,
         "peak_reserved_bytes": 7,

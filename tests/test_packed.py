@@ -20,7 +20,7 @@ from runner.data.packed import Packed, pack
 from runner.measure.evidence import MATH
 from runner.measure.probe import probe
 from runner.objective import SequenceMean
-from runner.outcome import flops_of
+from runner.outcome.work import flops_of
 from runner.step import measured_update
 from tests.support import PAD, Quiet, example, examples, training_of
 from tests.test_assemble import CPU, SMALL, corpus

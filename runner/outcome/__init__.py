@@ -1,0 +1,1 @@
+"""A run's outcome: what is known of it, put into its record part by part."""
