@@ -290,7 +290,7 @@ def test_a_table_is_read_as_it_was_written(
         ("id,text\n1,a\n".encode("utf-16"), "line 1: the header is not valid UTF-8"),
         ("id,text\n1,a\n".encode("utf-16"), "it looks like UTF-16"),
         ("pr\xe9nom,text\n1,a\n".encode("latin1"), "byte 0xe9 at byte offset 2"),
-        (gzip.compress(b"id,text\n1,a\n"), "it is compressed: decompress it first"),
+        (gzip.compress(b"id,text\n1,a\n", mtime=0), "it is compressed: decompress it first"),
     ],
 )
 def test_a_faulty_row_of_a_table_is_named(content: str | bytes, words: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from test_forwarding import SPEC, closed_port, update, write_journal, write_record
-from test_tracking import client_of, finished, launch, raw_history, run_folder, store, template
+from test_tracking import client_of, finished, raw_history, run_folder, store
 
 from runner.contracts import UserError
 from runner.forwarding.process import identity
@@ -21,7 +21,7 @@ from runner.forwarding.store import Store
 from runner.sync import main, parse, read_state
 from runner.tracking import Mlflow
 
-__all__ = ["launch", "store", "template"]  # fixtures
+__all__ = ["store"]  # a fixture
 
 
 def gone() -> str:
