@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import orjson
@@ -288,8 +289,9 @@ def dumps(value: Any) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the whole new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write `text` to `path` so that a reader sees the old file or the whole new one, also where
+    several threads write it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

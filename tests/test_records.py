@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,3 +126,11 @@ def test_an_atomic_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> N
         write_atomically(tmp_path / "file", text)
     assert (tmp_path / "file").read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_threads_that_write_one_file_at_once_do_not_take_each_other_s_half(tmp_path: Path) -> None:
+    texts = [str(number) * 4096 for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda text: write_atomically(tmp_path / "file", text), texts * 50))
+    assert (tmp_path / "file").read_text() in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
