@@ -214,4 +214,6 @@ def table(rows: Sequence[Any], room: int | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # the exit would search all that torch has loaded for cycles, for a second or so
+    sys.exit(code)
