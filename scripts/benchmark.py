@@ -75,6 +75,21 @@ WORKLOADS = (
         check=4,
         turn=3,
         blocks=12,
+        rounds=8,
+    ),
+    Workload(
+        name="6 layers, width 384; 4 micro-batches of 2 x 128 tokens",
+        overrides=(
+            "seq_len=128",
+            "model.layers=6",
+            "model.heads=6",
+            "model.width=384",
+            "model.vocab=4096",
+            "model.init_std=0.02",
+        ),
+        check=4,
+        turn=4,
+        blocks=4,
         rounds=10,
     ),
 )
