@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from math import prod
 
-BLOCK = re.compile(r"\bblocks\.\d+\b")
+BLOCK = re.compile(r"\bblocks\.(\d+)\b")
+"""A block in a module path or a parameter's name, with its number."""
 
 
 @dataclass(frozen=True, kw_only=True)

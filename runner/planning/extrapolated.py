@@ -9,16 +9,15 @@ The most of a category, a phase or the whole update is the largest over all mome
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from runner.largest import BLOCK
 from runner.measure.derive import category, live_after
 from runner.measure.live import BEFORE, CATEGORIES, Life, LiveObject, Log
 
-BLOCK = re.compile(r"\bblocks\.(\d+)\b")
 LARGEST = 10
 
 

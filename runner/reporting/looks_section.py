@@ -1,4 +1,4 @@
-"""The page's section on the looks at the numerics: two tables and the plots below them."""
+"""The page's section on the looks at the numerics: its tables and the plots below them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from runner.reporting.looks_section import looks_section
 from runner.reporting.marks import all_marks
 from runner.reporting.markup import plain_table, variable
 from runner.reporting.plots import plots
-from runner.reporting.tables import data_table, pair_table, probe_table, stands_with
+from runner.reporting.tables import Table, data_table, pair_table, probe_table, stands_with
 from runner.reporting.theme import STYLE
 
 
@@ -22,9 +22,9 @@ def page(comparison: Comparison) -> str:
         _verdicts(comparison),
         _table(comparison),
         plots(comparison),
-        _data(comparison),
-        _pairs(comparison),
-        _probes(comparison),
+        _section("Data", DATA, data_table(comparison)),
+        _section("Pairs that differ in one key", PAIRS, pair_table(comparison)),
+        _section("Gradients against FP32", PROBES, probe_table(comparison)),
         looks_section(comparison),
         _notes(comparison),
         _runs(comparison),
@@ -181,37 +181,22 @@ def _ratio(contrast: Contrast | None, metric: str) -> str:
 # --- the rest ---------------------------------------------------------------------------------
 
 
-def _data(comparison: Comparison) -> str:
-    header, rows = data_table(comparison)
+DATA = "Of both splits; of a stream, of what each run has read of its training side."
+PAIRS = "A ratio without a word is not distinguishable from 1."
+PROBES = (
+    "Before the first update, on the same weights and micro-batch. A halved gradient, which "
+    "no loss shows under AdamW, has cosine 1 and norm ratio 0.5."
+)
+
+
+def _section(title: str, note: str, table: Table) -> str:
+    """A table under its title and a note; nothing where it has no row."""
+    header, rows = table
     if not rows:
         return ""
-    note = "Of both splits; of a stream, of what each run has read of its training side."
-    return _section("Data", note, plain_table(header, rows))
-
-
-def _pairs(comparison: Comparison) -> str:
-    header, rows = pair_table(comparison)
-    if not rows:
-        return ""
-    note = "A ratio without a word is not distinguishable from 1."
-    return _section("Pairs that differ in one key", note, plain_table(header, rows))
-
-
-def _probes(comparison: Comparison) -> str:
-    header, rows = probe_table(comparison)
-    if not rows:
-        return ""
-    note = (
-        "Before the first update, on the same weights and micro-batch. A halved gradient, which "
-        "no loss shows under AdamW, has cosine 1 and norm ratio 0.5."
-    )
-    return _section("Gradients against FP32", note, plain_table(header, rows))
-
-
-def _section(title: str, note: str, content: str) -> str:
     return (
         f'<section class="card scroll"><h2>{title}</h2><p class="quiet">{escape(note)}</p>'
-        f"{content}</section>"
+        f"{plain_table(header, rows)}</section>"
     )
 
 
