@@ -26,9 +26,9 @@ from scripts.overhead.rounds import Round
 class Workload:
     """A model and a batch, as overrides of the runner's configuration.
 
-    check: updates whose losses are compared. turn: updates of one contestant in one block, of
-    which the first is not counted. blocks: of each round: the shorter a block, the more alike is
-    the machine to all contestants in it, and the more blocks are needed. rounds: of fresh
+    check: updates whose losses are compared. turn: updates of one contestant in one block; of
+    several the first is not counted. blocks: of each round: the shorter a block, the more alike
+    is the machine to all contestants in it, and the more blocks are needed. rounds: of fresh
     processes.
     """
 
@@ -59,8 +59,8 @@ WORKLOADS = (
         overrides=("seq_len=64",),
         check=12,
         turn=21,
-        blocks=20,
-        rounds=6,
+        blocks=12,
+        rounds=12,
     ),
     Workload(
         name="4 layers, width 256; 4 micro-batches of 2 x 128 tokens",
@@ -73,9 +73,9 @@ WORKLOADS = (
             "model.init_std=0.02",
         ),
         check=4,
-        turn=3,
-        blocks=12,
-        rounds=8,
+        turn=1,
+        blocks=40,
+        rounds=24,
     ),
     Workload(
         name="6 layers, width 384; 4 micro-batches of 2 x 128 tokens",
@@ -88,9 +88,9 @@ WORKLOADS = (
             "model.init_std=0.02",
         ),
         check=4,
-        turn=4,
-        blocks=4,
-        rounds=10,
+        turn=1,
+        blocks=16,
+        rounds=12,
     ),
 )
 
@@ -102,10 +102,11 @@ def conditions(*, blocks: int, taken: int, rounds: int, threads: int, quiet: flo
     gate = "" if quiet is None else f", kept when other processes used at most {quiet:g} cores"
     return (
         f"{cpu_name()}, {os.cpu_count()} cores; FP32, {threads} thread{'s' * (threads > 1)} per "
-        f"contestant. {blocks} blocks of {taken} taken{gate}, in {rounds} rounds of fresh "
-        "processes; in a block every contestant once, in random order. Over the bare loop: "
-        "median of the blocks' ratios of median updates, with its 95 % interval, then the least "
-        "and the largest median of a round. Processor time: all threads, total over total. "
+        f"contestant, all with a heap that keeps what is freed, in huge pages. {rounds} rounds of "
+        f"fresh processes, {blocks} blocks in all of {taken} taken{gate}; in a block every "
+        "contestant once, in random order. Over the bare loop: of each round the median of its "
+        "blocks' ratios of median updates; of the rounds their median, with its 95 % interval, "
+        "then the least and the largest. Processor time: all threads, total over total. "
         f"{versions}."
     )
 

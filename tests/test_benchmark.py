@@ -50,9 +50,16 @@ def test_the_first_update_of_a_turn_is_left_out_and_ratios_are_taken_within_a_bl
     bare, runner = rows_of([first, second])
     assert (bare.name, runner.name) == ("bare", "runner")
     assert runner.wall == [2.0, 4.0, 9.0, 11.0, 11.0, 99.0, 13.0, 13.0, 13.0]
-    assert runner.ratios == [4.0 / 2.0, 11.0 / 10.0, 13.0 / 10.0]
-    assert runner.by_round == [2.0, (1.1 + 1.3) / 2]
-    assert bare.ratios == [1.0, 1.0, 1.0]
+    assert runner.ratios == [4.0 / 2.0, (1.1 + 1.3) / 2]  # of rounds, not of blocks
+    assert bare.ratios == [1.0, 1.0]
+
+
+def test_the_only_update_of_a_turn_counts() -> None:
+    rows = rows_of([[{"bare": turn(2.0, cpu=(4.0,)), "runner": turn(3.0, cpu=(5.0,))}]])
+    assert [(row.wall, row.ratios, row.cpu_ratio) for row in rows] == [
+        ([2.0], [1.0], 1.0),
+        ([3.0], [1.5], 1.25),
+    ]
 
 
 def test_processor_time_is_total_over_total() -> None:
@@ -94,10 +101,10 @@ def test_a_contestant_that_reports_few_losses_is_refused() -> None:
 def test_a_row_shows_median_p90_and_the_ratio_with_its_interval_and_the_rounds() -> None:
     ratios = [1.00, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.20]
     wall = [number / 1000 for number in range(11)]
-    row = Row(name="runner", wall=wall, ratios=ratios, by_round=[1.1, 0.9], cpu_ratio=1.0149)
+    row = Row(name="runner", wall=wall, ratios=ratios, cpu_ratio=1.0149)
     assert line(row) == (
         "| this runner, everything on | 5.00 ms | 9.00 ms | 1.045 (1.010 to 1.080) "
-        "| 0.900 to 1.100 | 1.015 |"
+        "| 1.000 to 1.200 | 1.015 |"
     )
 
 
@@ -307,4 +314,4 @@ def test_all_contestants_train_alike_and_the_table_is_written(
     text = page.read_text(encoding="utf-8")
     labels = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| ")]
     assert labels == [f"| {label}" for label in ("small", *map(LABELS.get, ["bare", *names]))]
-    assert "2 blocks of 2 taken, in 1 rounds" in text
+    assert "1 rounds of fresh processes, 2 blocks in all of 2 taken" in text

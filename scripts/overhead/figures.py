@@ -46,42 +46,43 @@ Block = Mapping[str, Turn]
 class Row:
     """One contestant's figures.
 
-    wall: seconds of every counted update. ratios: of each block, median update over the bare
-    loop's. by_round: their median in each round, whose processes have a memory layout, and with
-    it a speed, of their own. cpu_ratio: processor time over the bare loop's, total over total.
+    wall: seconds of every counted update. ratios: of each round, the median of its blocks' ratios
+    of median updates to the bare loop's. The processes of a round have a memory layout, and with
+    it a speed, of their own: rounds are independent of each other, the blocks of one are not.
+    cpu_ratio: processor time over the bare loop's, total over total.
     """
 
     name: str
     wall: Sequence[float]
     ratios: Sequence[float]
-    by_round: Sequence[float]
     cpu_ratio: float
 
 
 def rows_of(rounds: Sequence[Sequence[Block]]) -> list[Row]:
-    """A row per contestant, from the blocks of each round. The first update of each turn follows a
-    change of process and is left out."""
+    """A row per contestant, from the blocks of each round."""
     names = list(rounds[0][0])
     turns = {name: [block[name] for blocks in rounds for block in blocks] for name in names}
-    cpu = {name: sum(sum(turn.cpu[1:]) for turn in turns[name]) for name in names}
-    rows = []
-    for name in names:
-        by_round = [[ratio(block, name) for block in blocks] for blocks in rounds]
-        rows.append(
-            Row(
-                name=name,
-                wall=[seconds for turn in turns[name] for seconds in turn.wall[1:]],
-                ratios=[found for ratios in by_round for found in ratios],
-                by_round=[median(ratios) for ratios in by_round],
-                cpu_ratio=cpu[name] / cpu[BARE],
-            )
+    cpu = {name: sum(sum(counted(turn.cpu)) for turn in turns[name]) for name in names}
+    return [
+        Row(
+            name=name,
+            wall=[seconds for turn in turns[name] for seconds in counted(turn.wall)],
+            ratios=[median(ratio(block, name) for block in blocks) for blocks in rounds],
+            cpu_ratio=cpu[name] / cpu[BARE],
         )
-    return rows
+        for name in names
+    ]
 
 
 def ratio(block: Block, name: str) -> float:
     """A contestant's median update of a block over the bare loop's."""
-    return median(block[name].wall[1:]) / median(block[BARE].wall[1:])
+    return median(counted(block[name].wall)) / median(counted(block[BARE].wall))
+
+
+def counted(updates: Sequence[float]) -> Sequence[float]:
+    """Those of a turn that count: the first follows a change of process and is left out, unless
+    turns are of one update, long enough for that not to matter, and alike for everybody."""
+    return updates[1:] or updates
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -117,7 +118,7 @@ def difference(losses: Mapping[str, Sequence[float]], updates: int) -> float:
 def table(name: str, rows: Sequence[Row]) -> str:
     """A Markdown table of one workload."""
     lines = [
-        f"| {name} | update, median | p90 | over the bare loop | by round | processor time |",
+        f"| {name} | update, median | p90 | over the bare loop | rounds | processor time |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     return "\n".join([*lines, *map(line, rows)])
@@ -136,7 +137,7 @@ def line(row: Row) -> str:
         low, high = interval(row.ratios)
         cells += [
             f"{median(row.ratios):.3f} ({low:.3f} to {high:.3f})",
-            f"{min(row.by_round):.3f} to {max(row.by_round):.3f}",
+            f"{min(row.ratios):.3f} to {max(row.ratios):.3f}",
             f"{row.cpu_ratio:.3f}",
         ]
     return f"| {' | '.join(cells)} |"

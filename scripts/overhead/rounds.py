@@ -1,8 +1,4 @@
-"""Contestants in processes of their own, taking turns. No torch in this process.
-
-This process plays the launching process of the runner's contestant: it forwards its journal to
-an MLflow store and shows its progress, as for every job.
-"""
+"""Contestants in processes of their own, taking turns. No torch in this process."""
 
 from __future__ import annotations
 
@@ -13,22 +9,31 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from runner.checks import setup_id
 from runner.compose import Plan
-from runner.forwarding.follower import PACE_S
-from runner.forwarding.state import RunSpec
-from runner.terminal import Progress
-from runner.tracking import Mlflow
 from scripts.overhead.figures import RUNNER, Block, Turn, difference
+from scripts.overhead.launching import launched
 
 POLL_S = 0.05
 WAIT_S = 600.0
+STEADY = {
+    "GLIBC_TUNABLES": ":".join(
+        (
+            "glibc.malloc.hugetlb=1",
+            "glibc.malloc.mmap_max=0",
+            f"glibc.malloc.trim_threshold={1 << 36}",
+            f"glibc.malloc.top_pad={1 << 28}",
+        )
+    )
+}
+"""Environment of every contestant: a heap that keeps what is freed and asks for huge pages.
+Otherwise processes of the same contestant differ by up to 4 %, by the thousands of pages an
+update that their heaps happen to give back and take again."""
 
 
 def compete(
@@ -43,6 +48,18 @@ def compete(
     run(name, config, folder, pipe, threads)
 
 
+@contextmanager
+def within(environment: Mapping[str, str]) -> Iterator[None]:
+    """This process' environment with these variables, for a while."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 class Contestant:
     """A contestant's process, seen from here."""
 
@@ -54,7 +71,8 @@ class Contestant:
         start = multiprocessing.get_context("spawn").Process
         arguments = (name, plan.config, folder, theirs, threads)
         self._process = start(target=compete, args=arguments, daemon=True)
-        self._process.start()
+        with within(STEADY):
+            self._process.start()
         theirs.close()
 
     @property
@@ -92,29 +110,6 @@ class Contestant:
 
     def _output(self) -> str:
         return (self._folder / "output.log").read_text(encoding="utf-8", errors="replace")
-
-
-@contextmanager
-def launched(plan: Plan, folder: Path) -> Iterator[Callable[[], None]]:
-    """What the launching process does beside a worker; yields what to call at every poll.
-
-    Raises RuntimeError at the end when not every point arrived in the store.
-    """
-    spec = RunSpec(
-        setup=plan.setup,
-        workload_id="benchmark",
-        setup_id=setup_id(plan.config),
-        config=plan.config,
-        global_batch=plan.config["batch"],
-        micro_batch=plan.config["batch"] // plan.config["accum"],
-    )
-    follower = Mlflow().open(folder).follow(folder, spec)
-    with Path(os.devnull).open("w", encoding="utf-8") as out:
-        progress = Progress(out, plan=plan, jobs=1, folder=folder)
-        state = {"state": "started", "updates": plan.config["updates"]}
-        yield lambda: progress.show(state)
-    if not follower.close(60.0):
-        raise RuntimeError(f"tracking is incomplete: {follower.problem}")
 
 
 # --- other processes on the machine -----------------------------------------------------------
@@ -158,8 +153,8 @@ class Round:
     """How a round goes.
 
     check: updates before anything is timed, whose losses are compared. turn: updates of a turn.
-    blocks: wanted. quiet: cores that other processes may use (None: any): a block begins when
-    they use no more, and is taken again if they did meanwhile. patience: seconds for all of it.
+    blocks: wanted. quiet: cores that other processes may use (None: any): a block in which they
+    used more is taken again once they use no more. patience: seconds for all of it.
     """
 
     plan: Plan
@@ -185,13 +180,18 @@ class Round:
                 one = Contestant(name, self.plan, folder / name, self.threads)
                 stack.callback(one.kill)
                 contestants[name] = one
-            with launched(self.plan, folder / RUNNER) as meanwhile:
+            with self._launched(folder) as meanwhile:
                 first = {name: one.turn(self.check) for name, one in contestants.items()}
                 difference({name: turn.losses for name, turn in first.items()}, self.check)
                 found = self._blocks(contestants, random.Random(seed), meanwhile)
                 for one in contestants.values():
                     one.end()
         return found
+
+    def _launched(self, folder: Path) -> AbstractContextManager[Callable[[], None]]:
+        if RUNNER in self.names:
+            return launched(self.plan, folder / RUNNER)
+        return nullcontext(lambda: None)
 
     def _blocks(
         self,
@@ -203,14 +203,16 @@ class Round:
         limit = time.monotonic() + self.patience
         kept: list[Block] = []
         taken = 0
+        self._wait(pids, limit)
         while len(kept) < self.blocks:
-            self._wait(pids, limit)
             before = Load.now(pids)
             names = order.sample(list(contestants), len(contestants))
             turns = {name: self._turn(contestants[name], meanwhile) for name in names}
             taken += 1
             if self.quiet is None or Load.now(pids).others_since(before) <= self.quiet:
                 kept.append({name: turns[name] for name in contestants})
+            else:
+                self._wait(pids, limit)
         return kept, taken
 
     def _wait(self, pids: Sequence[int], limit: float) -> None:
@@ -224,10 +226,7 @@ class Round:
                 raise RuntimeError(f"other processes kept using over {self.quiet:g} cores")
 
     def _turn(self, contestant: Contestant, meanwhile: Callable[[], None]) -> Turn:
-        """One turn. After the runner's own, its last points are forwarded before anybody else
-        begins, so that they burden nobody else."""
-        if contestant.name != RUNNER:
-            return contestant.turn(self.turn)
-        found = contestant.turn(self.turn, meanwhile)
-        time.sleep(PACE_S + 0.5)
-        return found
+        """One turn; what the launching process does falls into the runner's own."""
+        if contestant.name == RUNNER:
+            return contestant.turn(self.turn, meanwhile)
+        return contestant.turn(self.turn)
