@@ -181,6 +181,41 @@ def test_the_losses_of_a_turn_are_those_known_when_it_ends(
     assert [turn.losses for turn in pipe.sent] == [[2.5], [2.5, 1.5]]
 
 
+def test_what_is_put_off_is_paid_in_the_last_update_of_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, pipe, clock = gate_of([2, 1, 0], monkeypatch)
+
+    def put_off() -> None:
+        clock[0] += 1.0
+
+    gate.settle = put_off
+    for _ in range(3):
+        next(gate)
+        clock[0] += 3.0
+    with pytest.raises(Over):
+        next(gate)
+    assert [turn.wall for turn in pipe.sent] == [[3.0, 4.0], [4.0]]
+
+
+def test_a_turn_of_this_runner_ends_with_its_journal_written(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.journal.INTERVAL_S", 1e6)
+    written: list[int] = []
+
+    class Reading(Pipe):
+        def send(self, turn: Turn) -> None:
+            super().send(turn)
+            written.append(len(updates_of(read_journal(tmp_path / "journal.jsonl"))))
+
+    pipe = Reading([2, 3, 0], [0.0])
+    material = Material.of(plan.config, tmp_path)
+    with pytest.raises(Over):
+        CONTESTANTS["runner"](material, Gate(pipe, material.feed().draws()))  # type: ignore[arg-type]
+    assert written == [2, 5]
+
+
 # --- equal arithmetic -------------------------------------------------------------------------
 
 SMALL = Workload(

@@ -53,6 +53,8 @@ class Gate:
     The time between two requests is one whole update, whatever a contestant does in between and
     however far it reads ahead. The pipe brings the number of updates of each turn (0: raise
     Over) and takes the `Turn`; garbage is collected before each turn, outside its time.
+
+    settle: finishes, within the time of a turn's last update, what a contestant put off.
     """
 
     def __init__(self, pipe: Connection, draws: Iterator[list[MicroBatch]]) -> None:
@@ -63,11 +65,14 @@ class Gate:
         self._cpu: list[float] = []
         self.kept: list[float] = []
         self.losses: Callable[[], Sequence[float]] = lambda: self.kept
+        self.settle: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
         return self
 
     def __next__(self) -> list[MicroBatch]:
+        if not self._left:
+            self.settle()
         self._note()
         if not self._left:
             self._next_turn()
@@ -234,6 +239,7 @@ def ours(material: Material, gate: Gate) -> None:
             stop=lambda: False,
             compiled=lambda: compilations.graphs,
         )
+        gate.settle = journal.flush
         gate.losses = lambda: [math.nan if r.loss is None else r.loss for r in loop.records]
         loop.run()
 
