@@ -119,6 +119,7 @@ def measured_update(
         with entered(training.backward_contexts()):
             part.backward(gradient=seed)  # type: ignore[no-untyped-call]
         loss = part.detach() if loss is None else loss + part.detach()
+        del hidden, targets, weights, part  # their memory is the next forward pass's
 
     clock.enter("optimizer")
     assert loss is not None
