@@ -25,7 +25,7 @@ from runner.contracts import Counts, UserError
 from runner.forwarding.address import alone_in, probe, probe_server, resolve_uri, within
 from runner.forwarding.client import Run
 from runner.forwarding.curves import Curves
-from runner.forwarding.follower import NICENESS, Follower
+from runner.forwarding.follower import NICENESS, PACE_S, PAUSE_S, SHARE, Follower, pause_after
 from runner.forwarding.forwarder import CALL_LIMIT, Forwarder
 from runner.forwarding.names import flatten, params_of, safe_name, safe_value, value_text
 from runner.forwarding.process import identity, is_gone
@@ -99,7 +99,8 @@ def sent(curves: Curves, lines: Sequence[UpdateRecord | EvaluationRecord]) -> di
 class Memory:
     """A client that keeps everything in memory and fails as it is told.
 
-    failing: names of calls that raise, with the error and how often (-1 for ever).
+    failing: names of calls that raise, with the error and how often (-1 for ever). busy_s:
+    processor time of each call.
     """
 
     failing: dict[str, tuple[Exception, int]] = field(default_factory=dict)
@@ -107,10 +108,14 @@ class Memory:
     calls: list[str] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     niceness: set[int] = field(default_factory=set)
+    busy_s: float = 0.0
     hold: threading.Event | None = None
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
+        end = time.thread_time() + self.busy_s
+        while time.thread_time() < end:
+            pass
         if self.hold is not None:
             self.hold.wait(30)
         error, left = self.failing.get(name, (None, 0))
@@ -735,6 +740,22 @@ def test_calls_are_a_second_apart_while_a_run_is_followed(tmp_path: Path) -> Non
     assert client.calls.count("log") <= 2
     assert follower.close(5.0)
     assert len(points_of(client, "loss/train")) == 15
+
+
+def test_calls_that_take_processor_time_are_further_apart(tmp_path: Path) -> None:
+    """Two calls of the store, 10 ms in all, are followed by a pause of 2 s."""
+    client = Memory(busy_s=0.005)
+    write_journal(tmp_path, [update(1)])
+    follower = follow(client, tmp_path)
+    wait_for(lambda: client.calls.count("log") == 1)
+    write_journal(tmp_path, [update(2)])
+    time.sleep(1.5)  # a second would be enough if calls cost nothing
+    assert client.calls.count("log") == 1
+    assert follower.close(5.0)
+    assert len(points_of(client, "loss/train")) == 2
+    assert pause_after(0.0) == PACE_S
+    assert pause_after(0.4 * SHARE * PAUSE_S) == pytest.approx(0.4 * PAUSE_S)
+    assert pause_after(60.0) == PAUSE_S
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority on Linux only")

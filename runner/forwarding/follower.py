@@ -14,7 +14,11 @@ from runner.forwarding.forwarder import Forwarder, Sink
 from runner.forwarding.state import RunSpec, State
 
 PACE_S = 1.0
-"""Seconds between two calls."""
+"""Least seconds between two calls."""
+SHARE = 0.005
+"""Of one processor, what calls may take, up to pauses of PAUSE_S: calls that take a little over
+0.01 of one lengthen a job's steps by half of that (`scripts/benchmark.py`, two processors)."""
+PAUSE_S = 5.0
 SAVE_S = 10.0
 """Seconds between two writings of the state; what is sent twice after a kill changes nothing."""
 BACKOFF_LIMIT_S = 30.0
@@ -26,6 +30,11 @@ def lower_priority() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def pause_after(cpu_s: float) -> float:
+    """Seconds to wait after a call that took so much processor time."""
+    return min(max(PACE_S, cpu_s / SHARE), PAUSE_S)
 
 
 class Follower:
@@ -84,13 +93,14 @@ class Follower:
 
     def _attempt(self, delay: float) -> float:
         """One call; the seconds to wait before the next one."""
+        begin = time.thread_time()
         try:
             self._forwarder.advance()
         except Exception as error:
             self._forwarder.note(error)
             return min(max(2 * delay, PACE_S), BACKOFF_LIMIT_S)
         self._forwarder.note(None)
-        return PACE_S
+        return pause_after(time.thread_time() - begin)
 
     def _conclude(self) -> None:
         """Drain and finish, again until it works or too little time is left; finish in any case."""

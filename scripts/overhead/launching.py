@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from runner.checks import setup_id
 from runner.compose import Plan
-from runner.forwarding.follower import PACE_S
+from runner.forwarding.follower import lower_priority, pause_after
 from runner.forwarding.forwarder import Forwarder
 from runner.forwarding.state import RunSpec, State
 from runner.terminal import Progress
@@ -24,16 +25,20 @@ class Launching:
     """Called again and again while the runner's worker trains: shows its progress and forwards
     its journal to an MLflow store as often as for every job, by the time of these turns alone.
 
-    A job's follower does it in a thread. Here it is between the calls, so that it burdens the
-    runner's turns and nobody else's.
+    A job's follower does it in a thread of low priority. So does this, but waits for the thread,
+    so that it burdens the runner's turns and nobody else's.
     """
 
-    def __init__(self, progress: Progress, forwarder: Forwarder, updates: int) -> None:
+    def __init__(
+        self, progress: Progress, forwarder: Forwarder, updates: int, low: Executor
+    ) -> None:
         self._progress = progress
         self._forwarder = forwarder
         self._state = {"state": "started", "updates": updates}
+        self._low = low
         self._last = time.monotonic()
         self._since = 0.0
+        self._pause = 0.0
         self.calls = 0
 
     def __call__(self) -> None:
@@ -41,11 +46,17 @@ class Launching:
         self._progress.show(self._state)
         now = time.monotonic()
         self._since += min(now - self._last, LONGEST_S)
-        if self._since >= PACE_S:
+        if self._since >= self._pause:
             self._since = 0.0
-            self._forwarder.advance()
+            self._pause = pause_after(self._low.submit(self._advance).result())
             self.calls += 1
         self._last = time.monotonic()
+
+    def _advance(self) -> float:
+        """One call of the follower; the processor time that it took, in seconds."""
+        begin = time.thread_time()
+        self._forwarder.advance()
+        return time.thread_time() - begin
 
 
 @contextmanager
@@ -68,7 +79,8 @@ def launched(plan: Plan, folder: Path) -> Iterator[Launching]:
     forwarder.advance()
     with Path(os.devnull).open("w", encoding="utf-8") as out:
         progress = Progress(out, plan=plan, jobs=1, folder=folder)
-        yield Launching(progress, forwarder, plan.config["updates"])
+        with ThreadPoolExecutor(1, initializer=lower_priority) as low:
+            yield Launching(progress, forwarder, plan.config["updates"], low)
     while not forwarder.advance():
         pass
     forwarder.finish()
